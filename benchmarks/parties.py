@@ -1,41 +1,150 @@
-"""Parties with keys of their own, as node configs would make them."""
+"""Secure sums with all their clients in one process; parties with keys of their own.
+
+Benchmarks and tests play the same: messages are handed over as they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Self
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from flower_graph.secure.parties.identity import MOST_BEGUN, Identity, TrustSettings
+from flower_graph.secure.parties.journal import STATE_BYTES
 from flower_graph.secure.parties.registry import RegisteredParty, Registry
+from flower_graph.secure.ring import RingArray
+from flower_graph.secure.sum.client import SumClient
+from flower_graph.secure.sum.messages import EpochRequest, RevealReply, RevealRequest, SumTerms
+from flower_graph.secure.sum.server import PartySums, SumServer
 
 RUN = b"1"  # Flower's number of the run
+STAGES = "prepare", "mask", "sign", "unmask"  # of a sum; nobody signs for a trusted server
 
 
-def registered(grants: Sequence[range]) -> tuple[list[Ed25519PrivateKey], Registry]:
-    """Make a key for each grant of clients, and the registry of all keys."""
+def make(grants: Sequence[range], folder: Path, corrupt: float, cap: int) -> list[TrustSettings]:
+    """Make a party for each grant of clients, with its journal in a folder."""
     keys = [Ed25519PrivateKey.generate() for _ in grants]
     entries = {
         i: RegisteredParty(i, key.public_key().public_bytes_raw(), (grant,))
         for i, (key, grant) in enumerate(zip(keys, grants, strict=True))
     }
-    return keys, Registry(entries, max(map(len, grants)))
-
-
-def make(grants: Sequence[range], folder: Path, corrupt: float, cap: int) -> list[TrustSettings]:
-    """Make a party for each grant of clients, with its journal in a folder."""
-    keys, registry = registered(grants)
+    registry = Registry(entries, max(map(len, grants)))
+    limits = registry.minimum, corrupt, cap
     return [
-        TrustSettings(
-            Identity(key, registry),
-            registry,
-            registry.minimum,
-            corrupt,
-            cap,
-            folder / f"{i}",
-            MOST_BEGUN,
-            RUN,
-        )
+        TrustSettings(Identity(key, registry), registry, *limits, folder / f"{i}", MOST_BEGUN, RUN)
         for i, key in enumerate(keys)
     ]
+
+
+class World:
+    """A server, its SuperNodes' halves, and every client's vector."""
+
+    first = 0  # number of the first SuperNode
+
+    # Any: a server of either form
+    def __init__(
+        self, server: Any, hosts: Mapping[int, SumClient], words: RingArray, terms: SumTerms
+    ) -> None:
+        self.server, self.hosts, self.words, self.terms = server, dict(hosts), words, terms
+
+    @classmethod
+    def trusting(
+        cls, hosted: Iterable[Sequence[int]], words: RingArray, terms: SumTerms, **shares: float
+    ) -> Self:
+        """Make SuperNodes with these clients, which trust the server, and enrol them."""
+        server = SumServer(**shares)
+        hosts = {cls.first + own[0]: SumClient(server.run_id, own) for own in hosted}
+        world = cls(server, hosts, words, terms)
+        for node, host in world.hosts.items():
+            server.enroll(node, world.send(node, host.keys()))
+        return world
+
+    @classmethod
+    def distrusting(
+        cls,
+        grants: Sequence[range],
+        folder: Path,
+        words: RingArray,
+        terms: SumTerms,
+        *,
+        corrupt: float = 0.1,
+        points: int = 0,
+    ) -> Self:
+        """Make a party for each grant; each of its clients will bring ``points``, if any."""
+        trusts = make(grants, folder, corrupt, max(64, points))
+        trusts[0].registry.write(folder / "registry.json")
+        server, hosts = PartySums(folder / "registry.json", corrupt=corrupt), {}
+        for number, (own, trust) in enumerate(zip(grants, trusts, strict=True)):
+            brought = dict.fromkeys(own, points) if points else {}
+            hosts[cls.first + number] = SumClient(server.run_id, own, trust, brought)
+        return cls(server, hosts, words, terms)
+
+    def send(self, node: int, message: Any) -> Any:
+        """Hand a message over, to a SuperNode or from it."""
+        return message
+
+    def host(self, node: int) -> SumClient:
+        """Save a SuperNode's half and load it for the next message."""
+        old = self.hosts[node]
+        self.hosts[node] = SumClient.from_bytes(old.to_bytes(), old.trust)
+        return self.hosts[node]
+
+    def begin(self, lost: Collection[int] = (), most: int | None = None) -> None:
+        """Begin an epoch; SuperNodes beyond ``most`` take what the others have checked."""
+        server, limit = self.server, self.terms.ring.limit if self.terms.ring else 1.0
+        checking = set([*self.hosts][:most])
+        for node, host in self.hosts.items():
+            server.take_binding(node, self.send(node, host.keys()))
+        for node, shown in server.reveal_requests(limit).items():
+            reply = self._revealed(node, shown, checks=node in checking)
+            if node not in lost:
+                server.take_seed(node, self.send(node, reply))
+        for node, request in server.epoch_requests().items():
+            if node in checking:
+                reply = self.host(node).begin(self.send(node, request))
+                server.take_epoch(node, self.send(node, reply))
+            else:
+                self._adopt(node, request)
+
+    def _revealed(self, node: int, shown: RevealRequest, *, checks: bool) -> RevealReply:
+        if checks:
+            return self.host(node).reveal(self.send(node, shown))
+        seed = np.frombuffer(self.hosts[node]._seed, np.uint8)
+        return RevealReply(shown.run_id, shown.number, seed)
+
+    def _adopt(self, node: int, request: EpochRequest) -> None:
+        host = self.hosts[node]
+        host.epoch, host._keys = self.server.epoch, request.channel_keys
+
+    def requests(
+        self, stage: str, number: int, clients: Iterable[int] | None = None
+    ) -> dict[int, Any]:
+        """Return the server's requests of a stage."""
+        server, word = self.server, self.words.dtype.itemsize * 8
+        if stage == "prepare":
+            return dict(server.open_round(number, server.clients if clients is None else clients))
+        if stage == "mask":
+            return dict(server.mask_requests(number, self.words.shape[1], word, self.terms))
+        ask = server.list_requests if stage == "sign" else server.unmask_requests
+        return dict(ask(number))
+
+    def answer(self, stage: str, node: int, request: Any) -> Any:
+        """Return a SuperNode's reply to a request, None if it has none."""
+        host, request = self.host(node), self.send(node, request)
+        if stage == "mask":
+            return self.masked(host, request, request.clients.tolist())
+        answers = {"prepare": host.prepare, "sign": host.sign_list, "unmask": host.unmask}
+        return answers[stage](request)
+
+    def masked(self, host: SumClient, request: Any, present: Sequence[int]) -> Any:
+        """Mask the sum of the vectors of some clients."""
+        came, state = host.receive(request, self.terms.ring), [os.urandom(STATE_BYTES)]
+        return host.mask(came, present, self.total(present), self.terms, state)
+
+    def total(self, present: Sequence[int]) -> RingArray:
+        """Return the sum of the vectors of some clients."""
+        return self.words[np.asarray(present)].sum(0, dtype=self.words.dtype)

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from flower_graph.data.graph import EgoNetwork as EgoNetwork
     from flower_graph.data.graph import OverlappingGraph as OverlappingGraph
     from flower_graph.data.partition.client_graphs import overlapping_graphs as overlapping_graphs
+    from flower_graph.data.partition.client_graphs import partition_egos as partition_egos
     from flower_graph.data.partition.client_graphs import partition_graph as partition_graph
-    from flower_graph.data.partition.ego_networks import partition_egos as partition_egos
     from flower_graph.method import load_config as load_config
     from flower_graph.method.compare import compare as compare
     from flower_graph.method.module_method import ModuleFedAvg as ModuleFedAvg
@@ -57,11 +57,11 @@ if TYPE_CHECKING:
     from flower_graph.ops import orthogonal_procrustes as orthogonal_procrustes
     from flower_graph.ops import procrustes as procrustes
     from flower_graph.secure.client import SecureSumClient as SecureSumClient
-    from flower_graph.secure.sum import service as secure_sum  # noqa: F401
     from flower_graph.secure.sum.server import PartySums as PartySums
     from flower_graph.secure.sum.server import SumServer as SumServer
-    from flower_graph.secure.sum.service import SecureSum as SecureSum
+    from flower_graph.server import sums as secure_sum  # noqa: F401
     from flower_graph.server.averaging import ReportedFedAvg as ReportedFedAvg
+    from flower_graph.server.sums import SecureSum as SecureSum
     from flower_graph.simulation import InProcessGrid as InProcessGrid
     from flower_graph.strategies import *  # noqa: F403  as that package exports them
     from flower_graph.wire.averaging import client_means as client_means

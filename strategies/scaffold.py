@@ -18,10 +18,10 @@ import torch
 from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
-from flower_graph.client.learner import LocalGraph
 from flower_graph.client.module_client import ModuleClient
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
 from flower_graph.config.schema import section
+from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import GraphOnDevice, Learner
 from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod
 from flower_graph.server.averaging import Combined
@@ -81,7 +81,7 @@ class ScaffoldClient(ModuleClient):
             own += change
             c.copy_(change)
 
-    def examples(self, graph: LocalGraph) -> int:
+    def examples(self, graph: ClientGraph) -> int:
         return min(1, super().examples(graph))  # all count alike
 
     def exported(self, module: nn.Module) -> nn.Module:

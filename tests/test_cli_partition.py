@@ -27,7 +27,7 @@ CONFIGS = {
 
 
 @pytest.fixture(autouse=True)
-def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def working_folder(tmp_path, monkeypatch):
     """Be in a folder with small configs."""
     monkeypatch.chdir(tmp_path)
     for name, (app, degree, partition) in CONFIGS.items():
@@ -62,9 +62,7 @@ def folders_in(out: str) -> set[str]:
     ],
     ids=["egos", "communities", "overlaps"],
 )
-def test_figures_are_printed_and_written(
-    words: list[str], shown: dict[str, str], capsys: Captured
-) -> None:
+def test_figures_are_printed_and_written(words, shown, capsys):
     assert cli.main(["partition", *words, "seed=3", "--out", "here"]) == 0
     config: Any = load_config(words[0], [*words[1:], "seed=3"])
     method: Any = method_of(config)
@@ -86,9 +84,7 @@ def test_figures_are_printed_and_written(
     assert imread("here/partition.png").std() > 0
 
 
-def test_the_papers_figures_stand_beside_ours(
-    tmp_path: Path, capsys: Captured, data_root: Path
-) -> None:
+def test_the_papers_figures_stand_beside_ours(tmp_path, capsys, data_root):
     words = ["partition", "fedgls/cora", f"data.root={data_root}", "--out", str(tmp_path / "out")]
     assert cli.main(words) == 0
     shown = capsys.readouterr().out
@@ -118,16 +114,14 @@ def test_the_papers_figures_stand_beside_ours(
         ("fedgls/cora", "partition.method=random", None),
     ],
 )
-def test_the_papers_figures_are_for_its_settings_alone(
-    config: str, override: str, nodes: int | None
-) -> None:
+def test_the_papers_figures_are_for_its_settings_alone(config, override, nodes):
     found = {"fedgls": fedgls, "ppfl": ppfl}[config.partition("/")[0]].paper_sizes(
         load_config(config, [override])
     )
     assert found.get("nodes-per-client") == nodes
 
 
-def test_nodes_as_clients(capsys: Captured) -> None:
+def test_nodes_as_clients(capsys):
     assert cli.main(["partition", "quickstart", "--out", "out", "--supernodes", "9"]) == 0
     expected = {"clients": 2708, "edges": 5278, "isolated": 0, "train": 140, "val": 500}
     assert means_in("out").items() >= expected.items()
@@ -135,7 +129,7 @@ def test_nodes_as_clients(capsys: Captured) -> None:
     assert imread("out/partition.png").std() > 0
 
 
-def test_several_seeds_are_averaged_and_folders_are_for_one(capsys: Captured) -> None:
+def test_several_seeds_are_averaged_and_folders_are_for_one(capsys):
     assert cli.main(["partition", "egos.yaml", "--seeds", "0,1", "--out", "two"]) == 0
     shown = capsys.readouterr().out
     assert cli.main(["partition", "egos.yaml", "--seeds", "1", "--out", "one"]) == 0
@@ -155,8 +149,8 @@ def test_several_seeds_are_averaged_and_folders_are_for_one(capsys: Captured) ->
 
 
 def test_every_supernode_gets_a_folder_unless_there_are_more_than_anybody_wants(
-    capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    capsys, monkeypatch
+):
     monkeypatch.setattr("flower_graph.apps.cli.partition.MOST_FOLDERS", 3)
     assert cli.main(["partition", "egos.yaml", "--out", "here", "--supernodes", "3"]) == 0
     names = {"server", "clients-0000-0001", "clients-0002-0004", "clients-0005-0007"}

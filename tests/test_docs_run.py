@@ -28,8 +28,7 @@ from flower_graph import MaskedEmbeddingAveraging
 from flower_graph.apps.cli import main as cli
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.common import DataConfig
-from flower_graph.data.sources.datasets import load_graph
-from flower_graph.data.sources.pyg import read_file
+from flower_graph.data.sources.datasets import load_graph, read_file
 from flower_graph.data.sources.tables import IDENTITY, OWN
 from flower_graph.flower_compat import Mod
 from flower_graph.simulation import InProcessGrid

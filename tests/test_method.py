@@ -2,6 +2,8 @@
 
 import json
 import logging
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,72 +16,53 @@ from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import run
 from flower_graph.client.module_client import ALONE
 from flower_graph.config.common import CHECKPOINTS
-from flower_graph.config.module import NETWORKS
+from flower_graph.config.module import NETWORKS, ModuleRunConfig
 from flower_graph.data.folders.client_folder import client_graph_from_data
 from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config
+from flower_graph.method.module_method import ModuleMethod
 from flower_graph.method.registry import method_of
 from flower_graph.method.run import load_run
-
-OWN_DATA = """
-from dataclasses import dataclass
-from functools import partial
-
-import torch
-from test_method import graphs_of_mine
-from flower_graph.config.module import ModuleRunConfig
-from flower_graph.method.module_method import ModuleMethod
 
 
 @dataclass
 class Settings(ModuleRunConfig):
-    app: str = "own_data"
+    app: str = __name__
 
 
 class Matrix(torch.nn.Module):
-    def __init__(self, features, classes):
+    def __init__(self, features: int, classes: int) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(features, classes))
 
-    def forward(self, x, edge_index):
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
         return x @ self.weight
 
 
-class OwnData(ModuleMethod):
-    name, schema = "own_data", Settings
+class OwnData(ModuleMethod[Settings]):
+    """Three clients of five nodes, each on a path, of classes 0 to 2."""
 
-    def module(self, config, features, classes):
+    name, schema = __name__, Settings
+
+    def module(self, config: Settings, features: int, classes: int) -> Any:
         return partial(Matrix, features, classes)
 
-    def load_graphs(self, config):
-        return graphs_of_mine()
+    def load_graphs(self, config: Settings) -> list[ClientGraph]:
+        nodes = torch.arange(5)
+        path = torch.stack([nodes[:-1], nodes[1:]])
+        data = {"x": torch.eye(5), "y": nodes % 3, "edge_index": path}
+        return [client_graph_from_data(client, type("Mine", (), data)) for client in range(3)]
 
 
 METHOD = OwnData()
-"""
-
-
-def graphs_of_mine() -> list[ClientGraph]:
-    """Make three clients of five nodes, each on a path, of classes 0 to 2."""
-    n = 5
-    path = torch.stack([torch.arange(n - 1), torch.arange(1, n)])
-    y = torch.arange(n) % 3
-    data: dict[str, Any] = {"x": torch.eye(n), "y": y, "edge_index": path}
-    return [client_graph_from_data(client, type("Mine", (), data)) for client in range(3)]
-
-
-@pytest.fixture(autouse=True)
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_data.py").write_text(OWN_DATA, encoding="utf-8")
-    (tmp_path / "own.yaml").write_text("app: own_data\nrounds: 1\n", encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
 
 
 def test_a_method_with_data_of_its_own_reads_no_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text(f"app: {__name__}\nrounds: 1\n")
     config = load_config("own.yaml", ["data.name=no-such-set", "device=cpu"])
     assert "15 nodes, 12 edges" in short_form(config)[0][0]
     run(config, tmp_path / "out")

@@ -12,7 +12,6 @@ import torch
 from ego_helpers import SETTINGS as EGO_SETTINGS
 from public_helpers import run as run_members
 from public_helpers import still_member
-from sage_helpers import SETTINGS as SAGE_SETTINGS
 from structure_helpers import settings_of
 from torch_geometric.data import Data
 
@@ -94,7 +93,7 @@ METHODS = (("structure-fedavg", 0.0), ("fed-gnn-mlp", 1.0))  # with their first 
     [
         (EgoFedAvg(EGO_SETTINGS), 0.0),
         (EgoFedProx(EGO_SETTINGS), 0.0),
-        (LocalSage(SAGE_SETTINGS), 0.0),
+        (LocalSage(EGO_SETTINGS), 0.0),
         *((StructureFedAvg(settings_of(method)), share) for method, share in METHODS),
     ],
     ids=["fedavg", "fedprox", "local-sage", *(method for method, _ in METHODS)],
@@ -102,10 +101,9 @@ METHODS = (("structure-fedavg", 0.0), ("fed-gnn-mlp", 1.0))  # with their first 
 def test_means_of_what_plain_clients_send(strategy: Any, share: float) -> None:
     """All numbers get the client's own added, shares too; their means are one higher."""
     is_ego, is_sage = isinstance(strategy, EgoFedAvg), isinstance(strategy, LocalSage)
-    sizes = {0: 1, 1: 1, 2: 1} if is_ego else {0: 5, 1: 10, 2: 5}  # an ego-network counts once
-    trained, names = ["contrast"], NAMES
-    if is_ego or is_sage:
-        trained, names = [], NAMES[:4]
+    counts_once = is_ego and not is_sage  # an ego-network
+    sizes = {0: 1, 1: 1, 2: 1} if counts_once else {0: 5, 1: 10, 2: 5}
+    trained, names = ([], NAMES[:4]) if is_ego else (["contrast"], NAMES)
     before = {name: array.numpy() for name, array in strategy.first_arrays().items()}
     (report,) = run(strategy, plain_clients.averaging_app(sizes, trained, names), 3, 1)
     for name, values in strategy.weights().items():

@@ -2,13 +2,13 @@
 
 import errno
 import json
-import logging
 import math
 import os
 import resource
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +38,11 @@ FILES = {"config.yaml", "metrics.jsonl", "result.json", "curves.png", "weights.s
 
 
 def report(number: int, **changes: Any) -> RoundReport:
-    values: dict[str, Any] = {
-        "round": number,
-        "loss": 2.0 / number,
-        "cross_entropy": 1.5 / number,
-        "regulariser": 0.25,
-        "train_accuracy": 0.9,
-        "val_accuracy": 0.1 * number,
-        "test_accuracy": 0.1 * number - 0.05,
-        "asked": 10,
-        "answered": 10,
-        "bytes": {"up": {"latent": 640 * number}, "down": {"gradient": 640 * (number - 1)}},
-        "wire_bytes": {"up": 1000 * number, "down": 900 * number},
-        "seconds": 0.5 * number,
-    }
-    return RoundReport(**{**values, **changes})
+    losses, shares = (2.0 / number, 1.5 / number, 0.25), (0.9, 0.1 * number, 0.1 * number - 0.05)
+    sent = {"up": {"latent": 640 * number}, "down": {"gradient": 640 * (number - 1)}}
+    wire = {"up": 1000 * number, "down": 900 * number}
+    one = RoundReport(number, *losses, *shares, 10, 10, [], sent, wire, 0.5 * number)
+    return replace(one, **changes)
 
 
 def writing(out: Path, *reports: RoundReport, **how: Any) -> RunWriter:
@@ -96,30 +86,21 @@ def test_a_run_leaves_all_files_and_nothing_else(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize(
-    ("strategy", "name", "first", "last"),
+    ("strategy", "name", "lost"),
     [
-        (
-            StructureFedAvg(StructureSettings(2, 2)),
-            *("structure", {"precision": 0.5}, {"precision": 0.75, "true-degree": 4.0}),
-        ),
-        (
-            ProcrustesAlignment(),
-            *("alignment", {"precision-1": 0.5}, {"precision-1": 0.75, "precision-5": None}),
-        ),
+        (StructureFedAvg(StructureSettings(2, 2)), "structure", "true-degree"),
+        (ProcrustesAlignment(), "alignment", "precision-5"),
     ],
 )
 def test_what_some_methods_measure_has_a_picture_and_its_last_figures_a_place(
-    strategy: RoundLoop,
-    name: str,
-    first: dict[str, float],
-    last: dict[str, float | None],
-    tmp_path: Path,
+    strategy: RoundLoop, name: str, lost: str, tmp_path: Path
 ) -> None:
-    given = {key: math.nan if value is None else value for key, value in last.items()}
-    reports = report(1, **{name: first}), report(2, **{name: given})
+    figures = {"precision-1": 0.5}, {"precision-1": 0.75, lost: math.nan}
+    reports = [report(number, **{name: one}) for number, one in enumerate(figures, start=1)]
     writer = writing(tmp_path / "run", *reports, draw=strategy.draw_pictures)
+    last = {"precision-1": 0.75, lost: None}
     assert writer.finish(FINAL)[name] == last
-    assert [line[name] for line in lines(writer.out)] == [first, last]
+    assert [line[name] for line in lines(writer.out)] == [figures[0], last]
     named = {path.name for path in writer.out.iterdir()}
     assert named == (FILES | {f"{name}.png"}) - {"weights.safetensors"}
 
@@ -154,15 +135,8 @@ def test_result_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_is_null_and_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, loss: float
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        rounds = [report(number, loss=loss, val_accuracy=math.nan) for number in (1, 2, 3)]
-        writer = writing(tmp_path / "run", *rounds)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"round 1: the loss is {loss}; files have null for it"
-    ]
+def test_a_loss_that_is_not_finite_is_null(tmp_path: Path, loss: float) -> None:
+    writer = writing(tmp_path / "run", report(1, loss=loss, val_accuracy=math.nan))
     assert lines(writer.out)[0]["loss"] is None
     result = writer.finish(FINAL)
     assert result["loss"] is None and result["test-accuracy-at-best-val"] is None
@@ -175,7 +149,7 @@ def test_a_loss_that_is_not_finite_is_null_and_said_once(
     ("losses", "warnings"),
     [
         ((462.0, 6041, 734, 9000), 1),
-        ((2.0, math.nan, math.nan), 1),
+        *(((2.0, one, one), 1) for one in (math.nan, math.inf)),
         *(((2.0, 7.6, 0.6), 0), ((2.0, 0.01, 0.9), 0), ((462.0, 12, 300), 0)),
     ],
 )
@@ -191,12 +165,9 @@ def test_a_loss_that_rises_tenfold_or_is_no_number_warns_once_and_names_two_keys
 
 
 def test_every_method_names_settings_of_its_own_that_make_training_steadier() -> None:
-    for app in known_apps():
-        config = load_config(f"{app}/own-graph")
-        keys = config.steadying
-        assert 1 <= len(keys) <= 2
-        settings = dict(flatten(to_dict(config)))
-        assert all(settings[key] is not None for key in keys)
+    for config in (load_config(f"{app}/own-graph") for app in known_apps()):
+        keys, settings = config.steadying, dict(flatten(to_dict(config)))
+        assert 1 <= len(keys) <= 2 and all(settings[key] is not None for key in keys)
 
 
 # Folders -----------------------------------------------------------------------------------------
@@ -309,6 +280,24 @@ def test_resuming_changes_nothing_until_a_round_is_done(tmp_path: Path) -> None:
     assert [line["loss"] for line in lines(tmp_path)] == [2.0, 9.0]
     assert "rounds: 5" in (tmp_path / "config.yaml").read_text()
     assert not (tmp_path / "result.json").exists()  # it is the result of another run
+
+
+@pytest.mark.usefixtures("pictures")
+def test_a_result_is_there_before_its_pictures(tmp_path: Path) -> None:
+    def draw(*_: object) -> None:
+        raise OutputError("no room for pictures")
+
+    second = report(2, confusion=[[1, 0], [0, 1]])
+    writer = writing(tmp_path, report(1), second, draw=draw)
+    with pytest.raises(OutputError):
+        writer.finish({}, {"w": np.ones(3)})
+    writer.close()
+    assert {"result.json", "weights.safetensors"} <= {path.name for path in tmp_path.iterdir()}
+    config = {"seed": 0, "data": {"name": "a$\\frac$b"}}  # no formula of matplotlib's
+    again = RunWriter(tmp_path, config, resume_round=1)
+    again.write_round(second)
+    again.finish({})
+    assert (tmp_path / "curves.png").exists() and (tmp_path / "confusion.png").exists()
 
 
 def test_resuming_without_the_rounds_is_refused(tmp_path: Path) -> None:

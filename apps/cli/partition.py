@@ -44,7 +44,7 @@ def partition_command(args: argparse.Namespace) -> int:
     if args.supernodes is not None:
         from flower_graph.data.folders.party import check_supernodes  # loads torch
 
-        check_supernodes(args.supernodes, cuts[0].data.num_clients)
+        check_supernodes(args.supernodes, cuts[0].data.server.num_clients)
     figures, paper, statistics = [], cuts[0].paper, cuts[0].statistics
     for cut in cuts:
         tested = {f"{name}-test": one["test"] for name, one in cut.baselines.items()}
@@ -74,7 +74,7 @@ def partition_command(args: argparse.Namespace) -> int:
         page = [f"# {heading}", "", *(f"| {' | '.join(row)} |" for row in cells), ""]
         page += [f"![Distributions, {first}]({PICTURE})", ""]
         if is_drawn(counts := statistics.classes):
-            names = cuts[0].data.class_names if len(cuts) == 1 else None
+            names = cuts[0].data.server.class_names if len(cuts) == 1 else None
             plot(out / CLASSES, draw_classes, counts, names, title=title)
             page += [f"![Nodes of each class at each client, {first}]({CLASSES})", ""]
         write_text(out / "partition.md", "\n".join(page))
@@ -99,12 +99,13 @@ def _write_folders(
     form, data = data_form(config, method_of(config).data(config)), cuts[0].data
     if form is not None:
         data = replace(data, client_details=data.client_details | {DATA_FORM: form.to_json()})
-    count = data.num_clients if supernodes is None else supernodes
+    clients = data.server.num_clients
+    count = clients if supernodes is None else supernodes
     if count > MOST_FOLDERS:
         few = "--supernodes N deals the clients to fewer"
         return f"none: {count:,} are more than {MOST_FOLDERS:,}; {few}"
     write_run(out, deciding_settings(to_dict(config)), data, count)
-    return f"1 for the server, {count:,} for {data.num_clients:,} clients{cuts[0].note}"
+    return f"1 for the server, {count:,} for {clients:,} clients{cuts[0].note}"
 
 
 def _rows(figures: Mapping[str, Mapping[str, float]]) -> dict[str, str]:

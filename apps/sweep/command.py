@@ -28,10 +28,11 @@ from flower_graph.apps.cli.say import say
 from flower_graph.apps.parallel import in_parallel, loaded, settings_of, time_left, workers_for
 from flower_graph.apps.run import run
 from flower_graph.config.common import CHECKPOINTS, RunConfig
+from flower_graph.config.foreign import RESULT
 from flower_graph.errors import ConfigError, DivergedError, OutputError
 from flower_graph.method.compare import compare
 from flower_graph.method.load import PARENT, is_file_name, read_override, title_of
-from flower_graph.method.run import RESULT, load_run
+from flower_graph.method.run import load_run
 from flower_graph.records.rounds import merit
 from flower_graph.report.result import summarise
 from flower_graph.storage.files import FolderLock, new_folder, write_text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -37,10 +38,9 @@ class RecordingGrid(InProcessGrid):
 
     # Without TLS, anybody that reads the traffic of all SuperNodes has the same list.
 
-    # Any: arguments are those of the grid in memory
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.exchanges: list[Exchange] = []
+    @cached_property
+    def exchanges(self) -> list[Exchange]:
+        return []
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         sent: list[str] = []
@@ -60,13 +60,11 @@ def of_kind(exchanges: Iterable[Exchange], kind: str) -> Iterator[Exchange]:
     return (one for one in exchanges if one.kind == kind)
 
 
-# Any: an attack knows what it has recorded
 def config_of(content: RecordDict) -> dict[str, Any]:
     """Return the config entries of a recorded message; empty where it has none."""
     return dict(content.config_records.get(CONFIG, ConfigRecord()))
 
 
-# Any: likewise
 def array_of(content: RecordDict, record: str, key: str) -> NDArray[Any]:
     """Read one array of a recorded message."""
     arrays = content.array_records.get(record)
@@ -82,7 +80,6 @@ def alike(attack: str, rows: Floats, truth: NDArray[np.bool_]) -> Finding:
     return ranking(attack, cosine_similarities(rows)[pairs], truth)
 
 
-# Any: an attack knows its method
 class Audit(Generic[C]):
     """The attacks on one method; a method overrides the defaults."""
 

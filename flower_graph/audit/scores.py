@@ -116,44 +116,32 @@ def page(record: Tree, notes: Sequence[str], *, level: int = 1) -> str:
     # The settings of one attack below each other, in the order in which attacks came
     attacks = list(dict.fromkeys(finding["attack"] for finding in record["findings"]))
     ordered = sorted(record["findings"], key=lambda finding: attacks.index(finding["attack"]))
+    budgets = [one["config"]["privacy"] for one in record["settings"]]
+    noise = [
+        "Noise: each client's own, for the budget of the recorded rounds alone, at "
+        f"`privacy.delta={one['delta']:g} privacy.clipping_norm={one['clipping_norm']:g}`.\n"
+        for one in budgets
+        if one["epsilon"] is not None
+    ]
     lines = [
         f"{'#' * level} {record['config']}",
         "",
         f"`{record['command']}`: {record['rounds']} rounds, seeds {seeds}. "
         "Mean over the seeds ± sample deviation; a guess ± two deviations of its own mean.",
         "",
-        *_noise(record["settings"]),
+        *noise[:1],
         "| what was tried | setting | measure | success | a guess | better | cases |",
         "|---|---|---|---|---|---|---|",
-        *(_line(finding) for finding in ordered),
-        "",
     ]
+    for one in ordered:
+        spread = "" if one["std"] is None else f" ± {one['std']:.3f}"
+        more = "".join(f"; {name} {value:.2f}" for name, value in one["detail"].items())
+        success = f"{one['mean']:.3f}{spread}{more}"
+        guess = f"{one['chance']:.3f} ± {one['two-deviations-of-a-guess']:.3f}"
+        words = one["attack"], one["setting"], one["measure"], success, guess
+        is_better = "yes" if one["beats-chance"] else "no"
+        lines.append(f"| {' | '.join(words)} | {is_better} | {one['n']:,} |")
+    lines.append("")
     for note in notes:
         lines += [note, ""]
     return "\n".join(lines)
-
-
-def _noise(settings: Sequence[Tree]) -> list[str]:
-    budgets = [one["config"]["privacy"] for one in settings]
-    return [
-        "Noise: each client's own, for the budget of the recorded rounds alone, at "
-        f"`privacy.delta={one['delta']:g} privacy.clipping_norm={one['clipping_norm']:g}`.\n"
-        for one in budgets
-        if one["epsilon"] is not None
-    ][:1]
-
-
-def _line(finding: Tree) -> str:
-    spread = "" if finding["std"] is None else f" ± {finding['std']:.3f}"
-    more = "".join(f"; {name} {value:.2f}" for name, value in finding["detail"].items())
-    guess = f"{finding['chance']:.3f} ± {finding['two-deviations-of-a-guess']:.3f}"
-    cells = (
-        finding["attack"],
-        finding["setting"],
-        finding["measure"],
-        f"{finding['mean']:.3f}{spread}{more}",
-        guess,
-        "yes" if finding["beats-chance"] else "no",
-        f"{finding['n']:,}",
-    )
-    return f"| {' | '.join(cells)} |"

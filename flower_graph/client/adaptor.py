@@ -235,14 +235,14 @@ def servers_time(message: Message, context: Context, call_next: ClientAppCallabl
 
 def keep_state(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Load the context's state if the file is newer. Save it before the reply leaves."""
-    file, key, in_memory = state_file(context), state_key(context), _handled(context)
+    file, key, in_memory = state_file(context), state_key(context), _handled(context.state)
     if file is None:
         return call_next(message, context)
     try:
         if not file.exists():
             raise FileNotFoundError(f"{file} is gone")
-        state, handled = read_state(file, key)
-        context.state = state if handled > in_memory else context.state
+        state = read_state(file, key)
+        context.state = state if _handled(state) > in_memory else context.state
     except Exception as error:  # any error that damaged bytes cause
         if in_memory:
             LOG.warning("%s; going on with what Flower has in memory", error)
@@ -250,14 +250,14 @@ def keep_state(message: Message, context: Context, call_next: ClientAppCallable)
             who = f"client {node_name(context)}"
             raise StateLostError(f"{who}: its state is lost: {error}") from error
     reply = call_next(message, context)
-    handled = _handled(context) + 1
+    handled = _handled(context.state) + 1
     context.state.pop(RECORD, None)
     if not context.state:  # no state yet, or the run is over
         remove(file)
         remove_empty(file.parent)  # removes the run's folder, if this was its last file
         return reply
     context.state[RECORD] = ConfigRecord({HANDLED: handled})
-    write_state(file, context.state, handled, key)
+    write_state(file, context.state, key)
     return reply
 
 
@@ -267,21 +267,21 @@ def state_file(context: Context) -> Path | None:
     return None if (folder := own_place(context)) is None else folder / name
 
 
-def _handled(context: Context) -> int:
-    record = context.state.config_records.get(RECORD)
+def _handled(state: RecordDict) -> int:
+    record = state.config_records.get(RECORD)
     return 0 if record is None else int(record[HANDLED])  # type: ignore[arg-type]
 
 
-def write_state(file: Path, state: RecordDict, handled: int, key: StateKey | None = None) -> None:
+def write_state(file: Path, state: RecordDict, key: StateKey | None = None) -> None:
     """Write a context's state, whole or not at all; encrypted with a key."""
     own_folder(file.parent)
     data = bytearray(recorddict_to_proto(state).SerializeToString())
-    tensors = {"state": torch.frombuffer(data, dtype=torch.uint8), HANDLED: torch.tensor(handled)}
+    tensors = {"state": torch.frombuffer(data, dtype=torch.uint8)}
     checkpoint.save_client(file, tensors, "", key)
 
 
-def read_state(file: Path, key: StateKey | None = None) -> tuple[RecordDict, int]:
-    """Read the output of ``write_state``: the state, and the number of messages handled before."""
+def read_state(file: Path, key: StateKey | None = None) -> RecordDict:
+    """Read the output of ``write_state``."""
     tensors = checkpoint.load_client(file, None, key)
     proto = RecordDictProto.FromString(tensors["state"].numpy().tobytes())
-    return recorddict_from_proto(proto), int(tensors[HANDLED])
+    return recorddict_from_proto(proto)

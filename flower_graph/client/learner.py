@@ -45,7 +45,6 @@ from flower_graph.rng import generator, seeded
 from flower_graph.wire.counts import added, counted
 from flower_graph.wire.keys import ROLES
 
-LocalGraph = ClientGraph
 UNUSED = "its forward takes no edge_weight, so all edges count the same"
 
 
@@ -122,7 +121,7 @@ Forward = Callable[[GraphOnDevice], Tensor]  # what a module gives for a graph's
 class Seen(NamedTuple):
     """A client's graph, the predictions of its examples, and its module's outputs."""
 
-    local: LocalGraph
+    local: ClientGraph
     graph: GraphOnDevice
     judged: Judged
     forward: Forward
@@ -131,10 +130,10 @@ class Seen(NamedTuple):
 class NodeTask:
     """Learns the classes of nodes."""
 
-    def place(self, graph: LocalGraph, device: torch.device) -> GraphOnDevice:
+    def place(self, graph: ClientGraph, device: torch.device) -> GraphOnDevice:
         return placed_on(graph, device)
 
-    def weight(self, graph: LocalGraph) -> int:
+    def weight(self, graph: ClientGraph) -> int:
         return int(graph.train_mask.sum())
 
     def loss(self, forward: Forward, graph: GraphOnDevice) -> Tensor:
@@ -201,7 +200,7 @@ class ValueTask(NodeTask):
 
     scale: Scale = field(default_factory=Scale)
 
-    def place(self, graph: LocalGraph, device: torch.device) -> GraphOnDevice:
+    def place(self, graph: ClientGraph, device: torch.device) -> GraphOnDevice:
         if (targets := graph.targets) is None:
             raise DataError(f"client {graph.client}: its nodes have no numbers (task: values)")
         placed, scaled = placed_on(graph, device), self.scale.apply(targets).to(device)
@@ -256,7 +255,7 @@ class LinkTask(NodeTask):
     _splits: dict[int, LinkSplit] = field(default_factory=dict)
     _weights: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # edges, and theirs
 
-    def split(self, graph: LocalGraph) -> LinkSplit:
+    def split(self, graph: ClientGraph) -> LinkSplit:
         """Return the client's held-out edges, always the same."""
         if graph.client not in self._splits:
             edges = graph.edge_index
@@ -268,7 +267,7 @@ class LinkTask(NodeTask):
             )
         return self._splits[graph.client]
 
-    def place(self, graph: LocalGraph, device: torch.device) -> GraphOnDevice:
+    def place(self, graph: ClientGraph, device: torch.device) -> GraphOnDevice:
         """Move the graph without its held-out edges and labels."""
         split, placed = self.split(graph), placed_on(graph, device)
         if placed.edge_weight is not None:
@@ -286,7 +285,7 @@ class LinkTask(NodeTask):
         weight = values_at(edges, *self._weights[graph.client], graph.y.numel())
         return graph._replace(edge_index=edges, edge_weight=weight)
 
-    def weight(self, graph: LocalGraph) -> int:
+    def weight(self, graph: ClientGraph) -> int:
         return self.split(graph).messages.shape[1] // 2
 
     def loss(self, forward: Forward, graph: GraphOnDevice) -> Tensor:
@@ -336,7 +335,7 @@ class LinkTask(NodeTask):
         return Snapshot(None, models, Embeddings.join(rows), KnownLinks.join(known))
 
 
-def _named(graph: LocalGraph) -> NDArray[np.generic]:
+def _named(graph: ClientGraph) -> NDArray[np.generic]:
     names = called([graph])
     return names.numpy() if isinstance(names, Tensor) else np.asarray(names)
 

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from flower_graph.client.learner import (
     NODES,
-    LocalGraph,
     NodeTask,
     Seen,
     SharedModule,
@@ -29,19 +28,17 @@ from flower_graph.client.learner import (
 )
 from flower_graph.client.state import CohortState, Tensors, check_graphs
 from flower_graph.config.module import KEEP, TrainingSection
+from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import (
+    ClientDropout,
     Cohort,
     GraphOnDevice,
     Judged,
     Learner,
-    first_tensors,
-    placed_on,
-)
-from flower_graph.engine.grouped import (
-    ClientDropout,
-    can_group,
     drawing_nothing,
+    first_tensors,
     laid_out,
+    placed_on,
     same_numbers,
     spread_,
     stack_of,
@@ -87,7 +84,7 @@ class ModuleClient(NumPyClient):
     training nodes a client has weight 0: it does not train, but is measured, and predicts.
 
     The clients train as one program, each parameter a stack ``[c, ...]`` over their block-diagonal
-    graph (``flower_graph.engine.grouped``), if a step of two clients gives what each gives alone;
+    graph (``flower_graph.engine.cohort``), if a step of two clients gives what each gives alone;
     otherwise, or with another optimiser, ``steps``, ``prepare`` or ``arrays``, one by one. ``loss``
     gets a graph of several clients then, and returns the sum over clients of each one's own
     (``graph.sum_of_means``); ``sent``, ``extras`` and ``exported`` get one client at a time.
@@ -130,7 +127,7 @@ class ModuleClient(NumPyClient):
     def __init__(
         self,
         context: Context,
-        graphs: Sequence[LocalGraph],
+        graphs: Sequence[ClientGraph],
         shared: SharedModule,
         how: TrainingSection,
         *,
@@ -160,7 +157,7 @@ class ModuleClient(NumPyClient):
 
     # Any: one of PyTorch's or of this library's
     def optimiser(self, module: nn.Module) -> Any:
-        """Make a client's optimiser: Adam on all parameters."""
+        """Make a client's optimiser: Adam on all parameters; SGD and ``decoupled`` Adam do, too."""
         how = self.how
         return Adam(module.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay)
 
@@ -211,7 +208,7 @@ class ModuleClient(NumPyClient):
         """Return further numbers of an answer to ``train``, such as ``wire.averaging.sums``."""
         return {}
 
-    def examples(self, graph: LocalGraph) -> int:
+    def examples(self, graph: ClientGraph) -> int:
         """Return a client's weight: the number of its training examples."""
         return self.task.weight(graph)
 
@@ -230,10 +227,18 @@ class ModuleClient(NumPyClient):
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train the clients that are asked. Send their mean, without clients that diverged."""
         cohort, clients, left_out = self._trained(parameters, config)
-        sends_its_own = self._overrides("sent", "extras", "arrays")
-        add_up = self._added_each if sends_its_own else self._added
-        weight, arrays = add_up(cohort, clients, left_out)
-        means = {name: values / weight for name, values in arrays.items()}
+        weight, sums = 0, dict[str, NDArray[Any]]()
+        if self._overrides("sent", "extras", "arrays"):
+            for _, examples, sent in self._sent_by(cohort, clients, left_out):
+                weight += examples
+                for name, values in sent.items():
+                    sums[name] = sums.get(name, 0) + examples * values
+        else:
+            good = {one: self._examples_of(one) for one in clients if one not in left_out}
+            weight = sum(good.values())
+            for name in filter(self.shared.is_sent, cohort.names):
+                sums[name] = cohort.sums([name], self.counted(name, good))[name].numpy()
+        means = {name: values / weight for name, values in sums.items()}
         trained = Trained(clients=len(clients), left_out=left_out)
         return _answered(means, weight, parameters, trained, self.measured(clients, weight))
 
@@ -387,32 +392,16 @@ class ModuleClient(NumPyClient):
         return any(getattr(type(self), name) is not getattr(ModuleClient, name) for name in names)
 
     @torch.no_grad()
-    def _added(
-        self, cohort: Cohort, clients: Sequence[int], left_out: dict[int, str]
-    ) -> tuple[int, dict[str, NDArray[Any]]]:
-        """Add up the clients' arrays by weight."""
-        good = {one: self._examples_of(one) for one in clients if one not in left_out}
-        sums = Tensors()
-        for name in filter(self.shared.is_sent, cohort.names):
-            sums |= cohort.sums([name], self.counted(name, good))
-        return sum(good.values()), {name: value.numpy() for name, value in sums.items()}
-
-    def _added_each(
-        self, cohort: Cohort, clients: Sequence[int], left_out: dict[int, str]
-    ) -> tuple[int, dict[str, NDArray[Any]]]:
-        weight, arrays = 0, dict[str, NDArray[Any]]()
-        for _, examples, sent in self._sent_by(cohort, clients, left_out):
-            weight += examples
-            for name, values in sent.items():
-                arrays[name] = arrays.get(name, 0) + examples * values
-        return weight, arrays
-
     def _sent_by(
         self, cohort: Cohort, clients: Sequence[int], left_out: dict[int, str]
     ) -> Iterator[tuple[int, int, dict[str, NDArray[np.generic]]]]:
         """Yield client, weight and arrays; record clients that send nothing, and why."""
         for client in (one for one in clients if one not in left_out):
-            sent = self._numbers_of(cohort.alone(client))
+            learner = cohort.alone(client)
+            module, graph = learner.module.eval(), learner.graph
+            more = {f"{EXTRAS}/{n}": value for n, value in self.extras(module, graph).items()}
+            values_of = self.sent(module, graph) | more
+            sent = {name: value.double().cpu().numpy() for name, value in values_of.items()}
             if all(np.isfinite(values).all() for values in sent.values()):
                 yield client, self._examples_of(client), sent
             else:
@@ -421,14 +410,6 @@ class ModuleClient(NumPyClient):
 
     def _examples_of(self, client: int) -> int:
         return self.examples(self._graph_of[client])
-
-    @torch.no_grad()
-    def _numbers_of(self, learner: Learner) -> dict[str, NDArray[np.generic]]:
-        learner.module.eval()
-        more = self.extras(learner.module, learner.graph)
-        own = self.sent(learner.module, learner.graph)
-        sent = own | {f"{EXTRAS}/{n}": value for n, value in more.items()}
-        return {name: value.double().cpu().numpy() for name, value in sent.items()}
 
     @torch.no_grad()
     def _judged(self, learner: Learner) -> Judged:
@@ -468,14 +449,14 @@ class ModuleClient(NumPyClient):
     def _can_group(self, module: nn.Module, graphs: Sequence[GraphOnDevice]) -> bool:
         """Whether a step of two clients as a group is the step of each by itself."""
         trains = [graph for graph in graphs if self._examples_of(graph.client)][:2]
-        if len(trains) < 2 or self._overrides(*ONE_BY_ONE) or not can_group(module):
+        if len(trains) < 2 or self._overrides(*ONE_BY_ONE):
             return False
         if not _is_elementwise(self.optimiser(module)):
             return False
-        stacks = {n: laid_out(stack_of(value, 2)) for n, value in module.state_dict().items()}
-        two = Cohort(module, trains, stacks, self.optimiser)
         try:
-            group = two.group([graph.client for graph in trains])[1]
+            stacks = {n: laid_out(stack_of(value, 2)) for n, value in module.state_dict().items()}
+            two = Cohort(module, trains, stacks, self.optimiser)
+            group = two.group(two.clients).learner
             alone = [two.alone(graph.client) for graph in trains]
             state = [self.arrays(one.module) for one in (group, *alone)]
             received = [{n: v.detach().clone() for n, v in one.items()} for one in state]

@@ -71,7 +71,7 @@ class Live:
 
     version: int = 0  # of the object; 0 while a message changes it
     held: Any = None  # the object, its tensors, and the last message's copies of them
-    mark: str = ""  # tells that kept tensors are its: the context's token, a file's inode and time
+    token: str = ""  # of the context whose tensors it has
     fixed: Any = None  # stays the same during a run
 
 
@@ -274,11 +274,9 @@ class CohortState(Generic[T]):
         if not self.version:
             return (*self._build(self._start()), {})
         record, who = self._context.state.config_records[self._name], f"client {self._key[1]}"
-        kind, mark, live = str(record["kind"]), str(record["token"]), self._live
-        if kind == SAVED:
-            mark = self._mark()
-        # If Flower restored an old context, a version may exist twice, but not a mark.
-        if live.version >= self.version and (kind == PROCESS or live.mark == mark):
+        kind, token, live = str(record["kind"]), str(record["token"]), self._live
+        # If Flower restored an old context, a version may exist twice, but not a token.
+        if live.version >= self.version and (kind == PROCESS or live.token == token):
             self._found = live.version
             return cast(tuple[T, Tensors, Tensors], live.held)
         if kind == PROCESS:
@@ -297,34 +295,26 @@ class CohortState(Generic[T]):
                 versions = f"has version {self._found}, expected version {self.version}"
                 raise StateLostError(f"{who}: {self._file} {versions}")
         held = (*self._build(tensors), dict[str, Tensor]())
-        live.version, live.held, live.mark = self._found, held, mark
+        live.version, live.held, live.token = self._found, held, token
         return held
 
     def _commit(self, held: T, tensors: Tensors, copies: Tensors) -> None:
-        version, mark = max(self._found, self.version) + 1, secrets.token_hex(8)
+        version, token = max(self._found, self.version) + 1, secrets.token_hex(8)
         size = sum(t.numel() * t.element_size() for t in tensors.values())
         kind = CONTEXT if size <= SMALL_BYTES else SAVED
         if self._context.node_config.get(STATE_DIR, "") == IN_PROCESS:
             kind = PROCESS
-        record = ConfigRecord({"version": version, "kind": kind, "token": mark})
+        record = ConfigRecord({"version": version, "kind": kind, "token": token})
         if kind == SAVED:
             own_folder(self._folder)
             numbered = tensors | {VERSION: torch.tensor(version)}
             checkpoint.save_client(self._file, numbered, str(self._key[0]), self._sealed)
-            mark = self._mark()
         elif kind == CONTEXT:
             small = {n: encode_array(n, t.detach().cpu().numpy()) for n, t in tensors.items()}
             self._context.state[f"{self._name}-tensors"] = ArrayRecord(small)
         self._context.state[self._name] = record
         live = self._live
-        live.version, live.held, live.mark = version, (held, tensors, copies), mark
-
-    def _mark(self) -> str:
-        """Return what tells the file from every other; "" if it is gone."""
-        with suppress(FileNotFoundError):
-            result = self._file.stat()
-            return f"{result.st_ino} {result.st_mtime_ns}"
-        return ""
+        live.version, live.held, live.token = version, (held, tensors, copies), token
 
 
 @torch.no_grad()

@@ -23,20 +23,7 @@ from flower_graph.config.rules import (
     require_library,
 )
 from flower_graph.config.schema import check_settings, section, setting
-from flower_graph.wire.keys import (
-    ACCURACY,
-    AP,
-    AUC,
-    CONFUSION,
-    ERRORS,
-    HISTOGRAMS,
-    LINK_SCORES,
-    NODE_SCORES,
-    RANKED,
-    RANKS,
-    SCORES,
-    VALUE_SCORES,
-)
+from flower_graph.wire import keys
 
 # What a run saves, and of which round
 ALL, ONLY_PREDICTIONS, NOTHING = SAVE = ("all", "predictions", "none")
@@ -67,16 +54,20 @@ def some_of(allowed: Sequence[str], *, least: int) -> Rule:
 # The metrics that a run reports, and the counts that they need
 NODES, LINKS, VALUES = TASKS = ("nodes", "links", "values")
 
-SOME_METRICS = some_of(SCORES, least=1)
+SCORES_OF = {NODES: keys.NODE_SCORES, LINKS: keys.LINK_SCORES, VALUES: keys.VALUE_SCORES}
+SOME_METRICS = some_of(keys.SCORES, least=1)
 
 
 def counting_of(metrics: Sequence[str]) -> str:
     """Return the kind of counts for some metrics: none for the accuracy alone."""
-    if set(VALUE_SCORES) & set(metrics):
-        return ERRORS
-    if set(RANKED) & set(metrics):
-        return RANKS
-    return HISTOGRAMS if {AUC, AP} & set(metrics) else CONFUSION if {*metrics} - {ACCURACY} else ""
+    asked = {*metrics}
+    if asked & {*keys.VALUE_SCORES}:
+        return keys.ERRORS
+    if asked & {*keys.RANKED}:
+        return keys.RANKS
+    if asked & {keys.AUC, keys.AP}:
+        return keys.HISTOGRAMS
+    return keys.CONFUSION if asked - {keys.ACCURACY} else ""
 
 
 @dataclass
@@ -246,7 +237,7 @@ class RunConfig:
     """rounds between checkpoints, of which the last two are kept; 0: none"""
     patience: int = setting(0, at_least(0))
     """rounds without a better validation after which the run ends; 0: never"""
-    metrics: list[str] = setting([ACCURACY], SOME_METRICS)
+    metrics: list[str] = setting([keys.ACCURACY], SOME_METRICS)
     """what is reported of predictions; the first decides which round is the best. All but the
     accuracy are those of all clients' predictions together: `flower-graph docs outputs#metrics`"""
     save: str = setting(ALL, choice(*SAVE))
@@ -291,7 +282,6 @@ class RunConfig:
         names = (name for name in STEADYING if hasattr(self.strategy, name))
         return [f"strategy.{name}" for name in names]
 
-    # Any: graphs of each method's own kind
     def local_steps(self, graphs: Sequence[Any]) -> float:
         """Return the number of gradient steps of a client in a round; NaN if unknown."""
         return float(getattr(self.strategy, "local_epochs", math.nan))
@@ -312,7 +302,7 @@ class RunConfig:
             why = "no figures of clients are kept; set every=0"
             refuse_with("every", self.every, f"save={NOTHING}", why)
         task = getattr(self, "task", NODES)
-        allowed = {NODES: NODE_SCORES, LINKS: LINK_SCORES, VALUES: VALUE_SCORES}.get(task, ())
+        allowed = SCORES_OF.get(task, ())
         for name in self.metrics:
             words = f"one of {', '.join(allowed)} with task={task}"
             require(name in allowed, "metrics", name, words)
@@ -336,7 +326,6 @@ def require_trackers(names: Sequence[str]) -> None:
         require_library(name, "track", extra=name, otherwise="leave it out")
 
 
-# Any: arguments of two types
 def checkpoint_settings(config: RunConfig, out: Path | None) -> dict[str, Any]:
     """Return where and how often a strategy saves; a run without a folder saves nothing."""
     if out is None:

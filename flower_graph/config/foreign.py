@@ -24,11 +24,14 @@ from flower_graph.errors import ConfigError
 from flower_graph.storage.files import data_root
 
 LOG = logging.getLogger(__name__)
-CONFIG, DATA = "config.yaml", "data.json"  # of a run's folder: its settings, and its data's form
+# Of a run: settings, form of its data, rounds, result, and the result of several seeds
+CONFIG, DATA = "config.yaml", "data.json"
+METRICS, RESULT, SUMMARY = "metrics.jsonl", "result.json", "summary.json"
+IN_RUN = "clients"  # of a simulation's folder: the outputs of each SuperNode
 RUN_OF = "# run of "  # how the settings that a run keeps begin: the config that it was run with
 # Files that a run writes beside its settings; any of them shows that a folder is a run's
-OUTPUTS = "metrics.jsonl result.json checkpoints predictions.npz embeddings.npz clients"
-LEFT = (*OUTPUTS.split(), DATA, "model.json", "models.json")
+OUTPUTS = "checkpoints predictions.npz embeddings.npz model.json models.json"
+LEFT = (*OUTPUTS.split(), DATA, METRICS, RESULT, IN_RUN)
 OTHERWISE = "Install its package, give its file (--app FILE), or trust the run (--trust-code)"
 
 

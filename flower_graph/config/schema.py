@@ -64,7 +64,6 @@ class Setting:
     help: str
 
 
-# Left open: dataclasses' fields are typed as what they hold
 def setting(default: object, *rules: Rule, help: str = "") -> Any:
     """Declare a field of a schema.
 
@@ -85,7 +84,6 @@ def setting(default: object, *rules: Rule, help: str = "") -> Any:
     return field(default=default, metadata=about)
 
 
-# Left open: likewise
 def section(kind: type, **changed: object) -> Any:
     """Declare a field of a schema that has keys of its own.
 

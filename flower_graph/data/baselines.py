@@ -19,14 +19,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import ClientGraph, Graph, Scale, joined_edges, take_rows
+from flower_graph.data.graph import (
+    ClientGraph,
+    Graph,
+    Scale,
+    joined_edges,
+    joined_masks,
+    node_numbers,
+    take_rows,
+)
 from flower_graph.ops.counts import Errors
 from flower_graph.ops.graph import csr_tensor, gcn_adjacency, pointers
 from flower_graph.ops.links import (
     LinkSplit,
     adamic_adar,
-    auc_of_scores,
-    average_precision,
     common_neighbours,
     dot_products,
     hits_of,
@@ -65,7 +71,7 @@ class Pool(NamedTuple):
     y: Tensor  # [n] true classes
     train_y: Tensor  # [n] classes to train on: wrong ones under label noise
     masks: dict[str, Tensor]  # bool [n] by role, of labelled nodes only
-    names: list[int | str] | None  # identities, the same at all clients; None: of its own
+    node: Tensor | None  # [n] numbers, the same at all clients; None: each is of one client
     edge_index: Tensor  # [2, e]; none of a client that is without a graph
 
     @classmethod
@@ -73,16 +79,14 @@ class Pool(NamedTuple):
         sizes = [graph.y.numel() for graph in graphs]
         edges = [None if getattr(one, "is_graphless", False) else one.edge_index for one in graphs]
         y = torch.cat([graph.y for graph in graphs])
-        own = {role: torch.cat([getattr(one, f"{role}_mask") for one in graphs]) for role in ROLES}
-        names = [getattr(graph, "identities", None) for graph in graphs]
-        every = [name for own in names for name in own or ()]
+        have_names = all(hasattr(graph, "identities") for graph in graphs)
         return cls(
             [graph.x for graph in graphs],
             torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)),
             y,
             torch.cat([getattr(graph, "train_y", graph.y) for graph in graphs]),
-            {role: mask & (y >= 0) for role, mask in own.items()},
-            None if None in names else every,
+            {role: mask & (y >= 0) for role, mask in joined_masks(graphs).items()},
+            node_numbers(graphs) if have_names else None,
             joined_edges(graphs, edges),
         )
 
@@ -215,13 +219,10 @@ def _folds(pool: Pool) -> Tensor:
 
     The first node by name in the order of the clients goes to fold 0, the next to 1, and so on.
     """
-    if pool.names is None:
+    node, tested = pool.node, pool.masks["test"] | pool.masks["val"]
+    if node is None or not torch.isin(node[pool.masks["train"]], node[tested]).any():
         return torch.zeros_like(pool.owner)
-    numbers: dict[int | str, int] = {}
-    node = torch.tensor([numbers.setdefault(name, len(numbers)) for name in pool.names])
-    tested = pool.masks["test"] | pool.masks["val"]
-    is_leaking = bool(torch.isin(node[pool.masks["train"]], node[tested]).any())
-    return node % FOLDS if is_leaking else torch.zeros_like(node)
+    return node % FOLDS
 
 
 def _propagated(pool: Pool) -> list[Tensor]:
@@ -279,7 +280,7 @@ def value_baselines(graphs: Sequence[ClientGraph], metric: str) -> Figures:
     ``graphs`` have ``targets``; ``metric`` decides.
     """
     y = torch.cat([graph.targets for graph in graphs if graph.targets is not None]).double()
-    roles = {role: torch.cat([getattr(g, f"{role}_mask") for g in graphs]) for role in ROLES}
+    roles = joined_masks(graphs)
     scale = Scale.of([y[roles["train"]]])
 
     def figures(said: Tensor) -> Tree:
@@ -325,6 +326,8 @@ def link_baselines(graphs: Sequence[Held], metric: str) -> Figures:
     ``graphs`` are features and edges of each client. ``metric`` decides; a metric that a baseline
     lacks, such as the accuracy, is left out.
     """
+    from sklearn.metrics import average_precision_score, roc_auc_score  # loads SciPy
+
     result: Figures = {}
     for name, score in SCORES.items() if metric in (AUC, AP, *RANKED) else ():
         scores = dict[str, dict[str, float]]()
@@ -336,7 +339,9 @@ def link_baselines(graphs: Sequence[Held], metric: str) -> Figures:
                 found = score(edges, x, split.pairs)[chosen].double()
                 parts.append((found, split.is_edge[chosen]))
             every, truth = (torch.cat(column) for column in zip(*parts, strict=True))
-            figures = {AUC: auc_of_scores(every, truth), AP: average_precision(every, truth)}
+            figures, both = dict.fromkeys((AUC, AP), math.nan), (truth.numpy(), every.numpy())
+            if truth.any() and not truth.all():
+                figures = {AUC: roc_auc_score(*both), AP: average_precision_score(*both)}
             figures |= hits_of(torch.stack([rank_counts(*part) for part in parts]).sum(0))
             for one, value in figures.items():
                 scores.setdefault(one, {})[role] = value

@@ -43,6 +43,7 @@ from flower_graph.wire.keys import MAX_CLASSES
 
 LOG = logging.getLogger("flower_graph.data")
 WIDE = (torch.float64, torch.int64, torch.int32)  # numbers with more digits than float32
+WITHOUT = "without"  # no features are made for a graph that has none, whatever a user may set
 DEGREES = 32  # features that stand for degrees: 0, 1, ..., and 31 or more
 ONE_KIND = "nodes and edges must be of one kind, as of data.to_homogeneous()"
 _said: set[tuple[str, str]] = set()
@@ -75,6 +76,14 @@ class NewGraph:
     def has_masks(self) -> bool:
         return any(mask is not None for mask in self.masks.values())
 
+    @property
+    def numbers(self) -> Tensor:
+        """Labels that are numbers of classes already, -1 for none; ``DataError`` if words."""
+        if isinstance(self.y, Tensor):
+            return self.y.clamp(min=-1)
+        word = next(one for one in self.y if one is not None)
+        raise DataError(f"y has {word!r}: must be numbers of classes, the same at all clients")
+
     def as_client(self, client: int, x: Tensor, y: Tensor) -> ClientGraph:
         """Make a client's graph with treated features and numbers of classes."""
         masks = check_masks(self.masks, y, self.names, may_lack=True)
@@ -105,7 +114,7 @@ def by_columns(where: str, x: Tensor, own: Columns | None, common: Columns | Non
         return align(x, own, common)
     named = common if own is None else own
     if named is not None:
-        whose, shown = "the run's" if common is None else "its", ", ".join({}.fromkeys(named.names))
+        whose, shown = "the run's" if common is None else "its", ", ".join(named.words)
         note = f"{whose} features have no names, and columns are taken in this order: {shown:.200}"
         tell(where, [Caution(note)])
     return x
@@ -336,6 +345,8 @@ def _made_features(how: str, n: int, edges: Tensor | None, notes: list[str]) -> 
     if how == "one-hot":
         check_dense_size(n, n, "data.no_features=degree takes less.")
         number, width, what = torch.arange(n), n, "number stands for them, one of as many as nodes"
+    elif how == WITHOUT:
+        return torch.empty(n, 0)
     elif how == "degree":
         ends = torch.empty(0, dtype=torch.int64) if edges is None else edges[0]
         number, width = ends.bincount(minlength=n).clamp(max=DEGREES - 1), DEGREES
@@ -424,24 +435,18 @@ LAYOUTS = (torch.strided, torch.sparse_csr)
 _fit: WeakKeyDictionary[ClientGraph, list[int]] = WeakKeyDictionary()
 
 
-def server_graph(data: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def server_graph(data: object) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return a graph's edges ``[2, e]``, labels ``[n]`` and masks ``[n]`` in canonical form.
 
     Edges go both ways, labels are -1 for none, missing masks are empty.
     """
-    notes: list[str] = []
-    for key in ("y", "edge_index"):
-        if getattr(data, key, None) is None:
-            raise DataError(f"the graph has no {key}")
-    y = read_labels(data.y, None, notes)
-    if not isinstance(y, Tensor):
-        raise DataError("y has words: flower_graph.data.as_graph(data) turns them into classes")
-    y = y.clamp(min=-1)
+    given = {key: getattr(data, key, None) for key in ("y", "edge_index", *PARTS)}
+    found = describe_graph(SimpleNamespace(**given), PLAIN._replace(no_features=WITHOUT))
+    edges, y = found.edge_index, found.numbers
+    assert edges is not None  # or it would have been refused
     check_labels(y)
-    edges = read_edges(data.edge_index, y.numel(), notes)
-    given = {part: read_mask(part, getattr(data, part, None), y.numel(), notes) for part in PARTS}
-    masks = check_masks(given, y, may_lack=True)
-    tell("data", notes)
+    masks = check_masks(found.masks, y, may_lack=True)
+    tell("data", found.notes)
     return edges, y, masks._asdict()
 
 
@@ -533,8 +538,7 @@ def number_classes(
         why = f"above {MOST_CLASSES}: task=values learns numbers"
         raise DataError(f"y has {len(names)} labels, {why}")
     if declared is None and len(names) == labelled > CAPTIONS:
-        why = "all different: data.label names the classes"
-        raise DataError(f"y has {len(names)} labels, {why}")
+        raise DataError(f"y has {len(names)} labels, all different: data.label names the classes")
     if are_numbers:
         if declared is not None and labelled and int(numbers[-1]) >= declared:
             one = next(one for one in y if (one >= declared).any())
@@ -591,34 +595,32 @@ def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str
         every, words = listed("y", y), list[str | None]()
         for node, one in enumerate(every):
             try:
-                words.append(word_of(one))
+                words.append(word_of(int(one) if isinstance(one, bool) else one))
             except DataError as error:
                 raise DataError(f"y[{node}]: {error}; of one-hot rows y.argmax(1)") from error
-        if not any(isinstance(one, str) and words[node] for node, one in enumerate(every)):
-            y = [-1 if word is None else one for word, one in zip(words, every, strict=True)]
-        else:
-            words = [None if one == UNLABELLED else one for one in words]
-            _check_length(words, n)
-            if all(word is None or WHOLE.fullmatch(word) for word in words):
-                with suppress(RuntimeError):  # one has more digits than int64
-                    return torch.tensor([-1 if word is None else int(word) for word in words])
-            values = [number_of(word) for word in words]
-            for node, value in enumerate([] if None in values else values):
-                if value is not None and math.isfinite(value) and not value.is_integer():
-                    raise FractionalLabelsError(f"y[{node}] is {value}: {fraction}")
-            return words
-    numbers = column_of("y", y)
-    _check_length(numbers, n)
-    if numbers.is_complex():
-        raise DataError(f"y is {numbers.dtype}: must be whole numbers or words")
-    if not numbers.is_floating_point():
-        return numbers.long()
-    wrong = ~numbers.isnan() & ((numbers != numbers.round()) | (numbers.abs() >= EXACT))
+        words = [None if one == UNLABELLED else one for one in words]
+        _check_length(words, n)
+        if all(word is None or WHOLE.fullmatch(word) for word in words):
+            with suppress(RuntimeError, ValueError):  # one has more digits than int64
+                numbers = [-1 if word is None else int(word) for word in words]
+                return torch.tensor(numbers, dtype=torch.int64)
+        values = [number_of(word) for word in words]
+        for node, value in enumerate([] if None in values else values):
+            if value is not None and math.isfinite(value) and not value.is_integer():
+                raise FractionalLabelsError(f"y[{node}] is {value}: {fraction}")
+        return words
+    given = column_of("y", y)
+    _check_length(given, n)
+    if given.is_complex():
+        raise DataError(f"y is {given.dtype}: must be whole numbers or words")
+    if not given.is_floating_point():
+        return given.long()
+    wrong = ~given.isnan() & ((given != given.round()) | (given.abs() >= EXACT))
     if wrong.any():
         node = int(wrong.nonzero()[0])
-        raise FractionalLabelsError(f"y[{node}] is {numbers[node].item()}: {fraction}")
-    notes.append(f"labels of {kind_of(numbers)} taken as whole numbers")
-    return torch.where(numbers.isnan(), -1, numbers.double()).long()
+        raise FractionalLabelsError(f"y[{node}] is {given[node].item()}: {fraction}")
+    notes.append(f"labels of {kind_of(given)} taken as whole numbers")
+    return torch.where(given.isnan(), -1, given.double()).long()
 
 
 def read_targets(y: object, n: int | None) -> Tensor:

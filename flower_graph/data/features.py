@@ -7,7 +7,7 @@ that any node has; these features are the same at all clients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ from flower_graph.config.common import (
     RunConfig,
 )
 from flower_graph.errors import DataError
-from flower_graph.ops.graph import csr_tensor, entries_of, pointers
+from flower_graph.ops.graph import csr_tensor, entries, pointers
 from flower_graph.rng import chances
 from flower_graph.storage.reading import Tree
 
@@ -70,11 +70,10 @@ class ReadOptions(NamedTuple):
 PLAIN = ReadOptions()
 
 
-class Columns(NamedTuple):
-    """The column of each feature, and its word where the column has words."""
+class Columns(tuple[tuple[str, str | None], ...]):
+    """The column of each feature: its name, and the feature's word where it has words."""
 
-    names: tuple[str, ...]
-    words: tuple[str | None, ...]
+    __slots__ = ()
 
     @classmethod
     def of(cls, given: object, width: int) -> Columns | None:
@@ -87,18 +86,17 @@ class Columns(NamedTuple):
         is_pair = (isinstance(one, list | tuple) and len(one) == 2 for one in pairs)
         return cls.from_json(pairs) if all(is_pair) else None
 
-    def to_json(self) -> list[list[str | None]]:
-        return [[name, word] for name, word in zip(self.names, self.words, strict=True)]
-
     @classmethod
-    def from_json(cls, pairs: Sequence[Sequence[str | None]]) -> Columns:
-        words = tuple(None if word is None else str(word) for _, word in pairs)
-        return cls(tuple(str(name) for name, _ in pairs), words)
+    def from_json(cls, pairs: Iterable[Sequence[str | None]]) -> Columns:
+        return cls((str(name), None if word is None else str(word)) for name, word in pairs)
 
-    def words_of(self, name: str) -> list[str]:
-        """Return the words of a column; none if it has numbers."""
-        pairs = zip(self.names, self.words, strict=True)
-        return [word for one, word in pairs if one == name and word is not None]
+    @property
+    def words(self) -> dict[str, list[str]]:
+        """The words of each column, none if it has numbers."""
+        result: dict[str, list[str]] = {}
+        for name, word in self:
+            result.setdefault(name, []).extend([] if word is None else [word])
+        return result
 
 
 def encode_words(numbers: Tensor, words: Mapping[int, str]) -> tuple[Tensor, list[str]]:
@@ -120,11 +118,11 @@ def encode_words(numbers: Tensor, words: Mapping[int, str]) -> tuple[Tensor, lis
 
 def common_columns(clients: Sequence[Columns]) -> Columns:
     """Return the features of all clients: the first one's columns, with the words of all."""
-    pairs: list[tuple[str, str | None]] = []
-    for name in dict.fromkeys(clients[0].names):
-        words = sorted({word for columns in clients for word in columns.words_of(name)})
-        pairs += [(name, word) for word in words] if words else [(name, None)]
-    return Columns.from_json(pairs)
+    pairs, each = list[tuple[str, str | None]](), [columns.words for columns in clients]
+    for name in each[0]:
+        words = {word for one in each for word in one.get(name, ())}
+        pairs += [(name, word) for word in sorted(words)] or [(name, None)]
+    return Columns(pairs)
 
 
 def align(x: Tensor, own: Columns, common: Columns) -> Tensor:
@@ -132,24 +130,27 @@ def align(x: Tensor, own: Columns, common: Columns) -> Tensor:
 
     ``DataError`` if a column or a word is not in both, or one has words and the other numbers.
     """
-    for name in sorted({*own.names} ^ {*common.names}):
-        problem = "is missing here" if name in common.names else "is not among the others'"
-        raise DataError(f"column {name} {problem}; they are {', '.join({}.fromkeys(common.names))}")
-    place, found = {pair: at for at, pair in enumerate(zip(*own, strict=True))}, list[Tensor]()
-    for name, word in place:
-        known = common.words_of(name)
-        if word is not None and word not in known:
-            allowed = f"must be one of {', '.join(known)}" if known else "must be a number"
-            raise DataError(f"{name}: {word!r:.40} {allowed}")
-    for name, word in zip(*common, strict=True):
-        some = x[:, place.get((name, word), own.names.index(name))]
-        if (name, word) not in place:  # it is of another word, or a column without anything
-            if (name, None) in place and not bool(torch.isnan(some).all()):
-                words = ", ".join(common.words_of(name))
-                raise DataError(f"{name}: has numbers, others have words: {words}")
+    if own == common:
+        return x
+    mine, known, found = own.words, common.words, list[Tensor]()
+    for name in sorted({*mine} ^ {*known}):
+        problem = "is missing here" if name in known else "is not among the others'"
+        raise DataError(f"column {name} {problem}; they are {', '.join(known)}")
+    for name, words in mine.items():
+        for word in words:
+            if word not in known[name]:
+                allowed = f"one of {', '.join(known[name])}" if known[name] else "a number"
+                raise DataError(f"{name}: {word!r:.40} must be {allowed}")
+    place = {pair: at for at, pair in enumerate(own)}
+    first = {name: at for at, (name, _) in reversed([*enumerate(own)])}
+    for name, wanted in common:
+        some = x[:, place.get((name, wanted), first[name])]
+        if (name, wanted) not in place:  # it is of another word, or a column without anything
+            if not mine[name] and not bool(torch.isnan(some).all()):
+                raise DataError(f"{name}: has numbers, others have {', '.join(known[name])}")
             some = torch.where(torch.isnan(some), some, 0.0)
         found.append(some)
-    return x if own == common else torch.stack(found, 1)
+    return torch.stack(found, 1)
 
 
 # The choices of ``data.features`` ----------------------------------------------------------------
@@ -197,7 +198,7 @@ class Treatment(NamedTuple):
         vectors = {
             name: [None if v == inf else v for v in one.tolist()] for name, one in given.items()
         }
-        columns = {} if self.columns is None else {"columns": self.columns.to_json()}
+        columns = {} if self.columns is None else {"columns": [*self.columns]}
         return {"features": self.how, "width": self.width, **vectors, **columns}
 
     @classmethod
@@ -211,7 +212,7 @@ class Treatment(NamedTuple):
         if ({"mean", "scale"} <= vectors.keys()) != (how == STANDARDISE):
             raise ValueError("mean and scale are missing, or are not of these features")
         columns = Columns.from_json(record["columns"]) if record.get("columns") else None
-        sizes = [*map(len, vectors.values()), *([] if columns is None else [len(columns.names)])]
+        sizes = [*map(len, vectors.values()), *([] if columns is None else [len(columns)])]
         if any(size != width for size in sizes):
             raise ValueError(f"mean, scale, fill and columns are not those of {width} features")
         return cls(how, width, columns=columns, **vectors)
@@ -240,7 +241,7 @@ def prepare_features(
         known = sum(((~torch.isnan(x)).sum(0) for x in features), none.long())
         if (known == 0).any():
             column = int((known == 0).nonzero()[0])
-            name = f"x[:, {column}]" if columns is None else columns.names[column]
+            name = f"x[:, {column}]" if columns is None else columns[column][0]
             raise DataError(f"{name}: no node has a number there; leave it out")
         fill = sum((x.double().nansum(0) for x in features), none) / known
         if count := sum(x.numel() for x in features) - int(known.sum()):
@@ -306,7 +307,7 @@ def move_features(x: Tensor, chance: float, generator: torch.Generator) -> Tenso
     n, f = x.shape
     if f < 2:
         raise DataError(f"data.feature_noise = {chance:g}: the graph has {f} features, not two")
-    row, col, value = entries_of(x)
+    row, col, value = entries(x)
     moves = torch.rand(col.numel(), generator=generator) < chance
     steps = torch.randint(1, f, (col.numel(),), generator=generator)  # never round to itself
     key, order = (row * f + torch.where(moves, (col + steps) % f, col)).sort(stable=True)
@@ -326,7 +327,7 @@ def sketched(x: Tensor, buckets: int, seed: int) -> Tensor:
     number = torch.arange(x.shape[1])
     bucket = (chances(number, seed, "sketch-bucket") * buckets).long()
     sign = 1 - 2 * (chances(number, seed, "sketch-sign") < 0.5).to(x.dtype)
-    row, feature, value = entries_of(x)
+    row, feature, value = entries(x)
     result = torch.zeros(len(x) * buckets, dtype=x.dtype)
     result.index_add_(0, row * buckets + bucket[feature], value * sign[feature])
     return result.view(len(x), buckets)

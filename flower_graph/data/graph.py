@@ -12,6 +12,7 @@ from torch import Tensor
 from flower_graph.data.features import Columns, Treatment
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import SortedEdges, csr_tensor, pointers, row_entries
+from flower_graph.wire.keys import ROLES
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -92,7 +93,7 @@ class Graph(Masked):
 
         values = vars(self) | {"notes": None, "treatment": None}
         if self.columns is not None:
-            values["columns"] = self.columns.to_json()
+            values["columns"] = [*self.columns]
         return Data(**{key: v for key, v in values.items() if v is not None or key in PARTS})
 
 
@@ -164,6 +165,19 @@ def called(graphs: Sequence[ClientGraph]) -> Tensor | list[str]:
         return torch.cat([graph.nodes for graph in graphs])
     own = (graph.nodes.tolist() if graph.called is None else graph.called for graph in graphs)
     return [str(name) for names in own for name in names]
+
+
+def joined_masks(graphs: Sequence[Any]) -> dict[str, Tensor]:
+    """Return the masks of all graphs' nodes, concatenated, by role."""
+    names = zip(ROLES, PARTS, strict=True)
+    return {role: torch.cat([getattr(graph, part) for graph in graphs]) for role, part in names}
+
+
+def node_numbers(egos: Sequence[Any]) -> Tensor:
+    """Return a number for each node of clients that have identities, one for each identity."""
+    numbers: dict[int | str, int] = {}
+    every = (name for ego in egos for name in ego.identities)
+    return torch.tensor([numbers.setdefault(name, len(numbers)) for name in every])
 
 
 def joined_edges(graphs: Sequence[Any], edges: Sequence[Tensor | None]) -> Tensor:

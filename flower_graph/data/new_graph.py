@@ -24,7 +24,7 @@ from flower_graph.data.description import (
 )
 from flower_graph.data.features import PLAIN, ReadOptions, Treatment
 from flower_graph.data.graph import Scale
-from flower_graph.data.sources.pyg import read_file
+from flower_graph.data.sources.datasets import read_file
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import Tree
 

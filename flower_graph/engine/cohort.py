@@ -1,4 +1,15 @@
-"""Clients' graphs and modules on a device, one by one or as a group: what training changes."""
+"""Clients' graphs and modules on a device, one by one or as a group: what training changes.
+
+In a group, modules of one form, one a client, are one module over the clients' block-diagonal
+graph. Every parameter and buffer gets an axis of clients in front: a *stack* ``[c, ...]``. A linear
+layer multiplies each client's rows with the client's own matrix; a module that has other parameters
+finds a row of them for each node. So no layer needs another ``forward``: no edge joins two clients,
+and the graph convolutions of PyTorch Geometric never notice. A first layer may be stored by active
+rows, ``[r, h]``.
+
+Not every module can be grouped: one that pools over all nodes would mix clients. So a step of a
+group is compared with the steps of its clients before the first round.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +17,306 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import cache
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
-from flower_graph.engine.grouped import (
-    FeatureRows,
-    Group,
-    Layout,
-    Tensors,
-    feature_rows,
-    is_linear,
-    stack_of,
-)
 from flower_graph.ops.adam import MOMENTS, in_memory_order, moments_of
-from flower_graph.ops.graph import Adjacency
-from flower_graph.ops.grouped import group_sum
+from flower_graph.ops.dropout import kept_of
+from flower_graph.ops.graph import Adjacency, both_ways, entries, pointers, propagate
+from flower_graph.ops.grouped import group_sum, grouped_linear
 from flower_graph.ops.links import LinkSplit
 from flower_graph.wire.keys import MAX_CLASSES
 
+Tensors = dict[str, Tensor]
+ALIKE = 1e-3  # how far, relative to the largest, a gradient may differ between group and client
+RAW = nn.ParameterDict | nn.ParameterList  # whose parameters are read as stacks
 BEGUN = "/begun"  # behind the name of a first layer by rows: the matrix that the round began with
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The rows of each client in a block-diagonal graph.
+
+    Attributes
+    ----------
+    ptr, edge_ptr : list of int
+        ``c + 1`` bounds of the clients' nodes and of their edges.
+    owner : Tensor
+        ``[n]`` place of the client that owns a node.
+    rows : FeatureRows or None
+        The rows of first layers, if these are stored by active rows.
+    """
+
+    ptr: list[int]
+    edge_ptr: list[int]
+    owner: Tensor
+    rows: FeatureRows | None = None
+
+    @classmethod
+    def of(cls, nodes: Sequence[int], edges: Sequence[int], device: torch.device) -> Layout:
+        ptr, edge_ptr = (list(accumulate(sizes, initial=0)) for sizes in (nodes, edges))
+        owner = torch.arange(len(nodes)).repeat_interleave(torch.tensor(nodes))
+        return cls(ptr, edge_ptr, owner.to(device))
+
+    def rows_of(self, count: int) -> Sequence[Tensor | slice]:
+        """Return each client's rows of a tensor with a row for each node, or for each edge."""
+        n, e = self.ptr[-1], self.edge_ptr[-1]
+        ends = self.edge_ptr if count == e and n != e else self.ptr
+        rows = [slice(*both) for both in pairwise(ends)]
+        if count in (n, e):
+            return rows
+        if count == n + e:  # layers of PyG add a loop at each node after all edges
+            edges = [torch.arange(*both) for both in pairwise(self.edge_ptr)]
+            loops = [torch.arange(*both) + e for both in pairwise(self.ptr)]
+            return [torch.cat(both) for both in zip(edges, loops, strict=True)]
+        raise ValueError(f"{count} rows: neither the {n} nodes' nor the {e} edges'")
+
+
+# First layers by active rows ----------------------------------------------------------------------
+
+
+class FeatureRows(NamedTuple):
+    """The active rows of the clients' first layers: row ``k`` if a client's node has feature ``k``.
+
+    The other rows never touch a client's output. They stay as they were when the round began: in a
+    dense layer weight decay alone would move them by Adam's full step, against the clients that
+    have the feature.
+    """
+
+    feature: Tensor  # [r] the feature that a row is of
+    owner: Tensor  # [r] place of the client that has the row
+    ptr: list[int]  # c + 1 bounds of the clients' rows
+
+    def at(self, places: Sequence[int]) -> Tensor:
+        """Return which rows some clients have."""
+        return torch.cat([torch.arange(self.ptr[one], self.ptr[one + 1]) for one in places])
+
+    def to(self, device: torch.device | str) -> FeatureRows:
+        return FeatureRows(self.feature.to(device), self.owner.to(device), self.ptr)
+
+
+def feature_rows(features: Sequence[Tensor]) -> tuple[Adjacency, FeatureRows]:
+    """Concatenate clients' features as a sparse matrix with a column for each active row.
+
+    Parameters
+    ----------
+    features : sequence of Tensor
+        Each client's, ``[n_i, f]``, dense or in CSR form.
+
+    Returns
+    -------
+    tuple of Adjacency and FeatureRows
+        The matrix ``[n, r]`` with its transpose, and the rows.
+    """
+    bounds, width = accumulate((len(x) for x in features), initial=0), features[0].shape[1]
+    parts = []
+    for place, (x, start) in enumerate(zip(features, bounds, strict=False)):
+        node, feature, value = entries(x)
+        parts.append((node + start, feature + place * width, value))
+    row, key, value = map(torch.cat, zip(*parts, strict=True))
+    active, column = torch.unique(key, return_inverse=True)
+    matrix = both_ways(row, column, value, sum(map(len, features)), active.numel())
+    owner = active // width
+    return matrix, FeatureRows(active % width, owner, pointers(owner, len(features)).tolist())
+
+
+# Stacks -------------------------------------------------------------------------------------------
+
+
+def stack_of(value: Tensor, clients: int) -> Tensor:
+    """Return a stack of equal values."""
+    return torch.stack([value.detach()] * clients)
+
+
+@torch.no_grad()
+def spread_(stacks: Iterable[Tensor]) -> None:
+    """Give the clients of equal stacks numbers of their own, near those that they have."""
+    chance = torch.Generator().manual_seed(0)
+    for stack in stacks:
+        if stack.is_floating_point():
+            drawn = torch.randn(stack.shape, generator=chance).to(stack.device)
+            stack.mul_(1 + drawn / 10).add_(drawn, alpha=0.05)
+
+
+def laid_out(stack: Tensor) -> Tensor:
+    """Return a stack whose matrices lie transposed, ``[c, in, out]``, for a sparse product."""
+    return stack.transpose(1, 2).contiguous().transpose(1, 2) if stack.dim() == 3 else stack
+
+
+# Modules ------------------------------------------------------------------------------------------
+
+
+def group_modules(module: nn.Module, stacks: Mapping[str, Tensor], layout: Layout) -> nn.Module:
+    """Return a copy of a module whose parameters and buffers are stacks.
+
+    Parameters
+    ----------
+    module : nn.Module
+        A client's module, each of whose buffers is in its state.
+    stacks : mapping of str to Tensor
+        Under the names of its ``state_dict``, ``[c, ...]``. Parameters share their memory.
+    layout : Layout
+        The rows of the clients; shared by all parts of the module.
+    """
+    result = deepcopy(module)
+    for prefix, part in result.named_modules():
+        start = f"{prefix}." if prefix else ""
+        for name, value in part._parameters.items():
+            if value is not None:
+                stack = stacks[start + name]
+                part._parameters[name] = nn.Parameter(stack, requires_grad=value.requires_grad)
+        for name, value in part._buffers.items():
+            if value is not None:
+                part._buffers[name] = stacks[start + name]
+        if part._parameters or part._buffers:
+            kind: Any = type(part)  # mypy: a type is hashable
+            part.__class__ = _grouped(kind)
+            part.__dict__["_layout"] = layout
+    if any(value.data_ptr() != stacks[n].data_ptr() for n, value in result.state_dict().items()):
+        raise ValueError(f"{type(module).__name__}: its state is no view of its parameters")
+    return result
+
+
+class _Rows(nn.Module):
+    """Gives each node its client's row of a parameter."""
+
+    _layout: Layout
+
+    def __getattr__(self, name: str) -> Any:  # as of ``nn.Module``
+        value: Any = super().__getattr__(name)
+        is_held = name in self._parameters or name in self._buffers
+        if value is None or not is_held or (value.dim() > 2 and value.shape[1] > 1):
+            return value
+        rows = value.index_select(0, self._layout.owner)
+        if rows.dim() == 1:
+            return rows[:, None]
+        return rows.squeeze(1) if rows.dim() > 2 else rows  # [n, 1, H, C] to [n, H, C]
+
+    # Any: as of ``nn.Module``; PyG's linear layer has another
+    def _save_to_state_dict(self, *to: Any, **how: Any) -> None:
+        nn.Module._save_to_state_dict(self, *to, **how)
+
+
+class _Linear(_Rows):
+    """Multiplies each client's rows with the client's own matrix."""
+
+    def __getattr__(self, name: str) -> Any:  # as of ``nn.Module``
+        return self._parameters["weight"] if name == "weight" else super().__getattr__(name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._multiplied(x, self._parameters["bias"])
+
+    def product(self, x: Tensor | Adjacency) -> Tensor:
+        if isinstance(x, Tensor):
+            return self._multiplied(x, None)
+        if self.weight.dim() == 2:  # by active rows, of which the features have a column each
+            return propagate(x, self.weight)
+        blocks = self._blocks(x)
+        weight: Tensor = self.weight.transpose(1, 2)
+        return propagate(blocks, weight.reshape(-1, weight.shape[2]))
+
+    def _multiplied(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        if x.dim() != 2 or len(x) != self._layout.ptr[-1]:
+            raise ValueError(f"a linear layer of a group takes a row a node, not {[*x.shape]}")
+        return grouped_linear(x, self.weight.transpose(1, 2), bias, self._layout.ptr)
+
+    def _blocks(self, x: Adjacency) -> Adjacency:
+        """Return sparse features ``[n, f]`` with columns of each client, ``[n, c f]``."""
+        kept = self.__dict__.get("_kept")
+        if kept is None or kept[0] is not x:
+            (n, f), (row, column, value) = x.matrix.shape, entries(x.matrix)
+            column, width = column + f * self._layout.owner[row], f * (len(self._layout.ptr) - 1)
+            kept = self.__dict__["_kept"] = x, both_ways(row, column, value, n, width)
+        return kept[1]
+
+
+@cache
+def _grouped(kind: type[nn.Module]) -> type[nn.Module]:
+    if issubclass(kind, RAW):
+        return kind
+    return type(kind.__name__, (_Linear if is_linear(kind) else _Rows, kind), {})
+
+
+def is_linear(kind: type[nn.Module]) -> bool:
+    """Whether it is PyTorch's linear layer or PyG's: its weight has features as columns."""
+    # By name: PyG need not be installed
+    is_pyg = kind.__module__ == "torch_geometric.nn.dense.linear" and kind.__name__ == "Linear"
+    return is_pyg or issubclass(kind, nn.Linear)
+
+
+# Dropout ------------------------------------------------------------------------------------------
+
+
+class ClientDropout(TorchFunctionMode):
+    """Draws each client's rows from a stream of its own, as PyTorch would for the client alone.
+
+    Parameters
+    ----------
+    layout : Layout
+        The rows of the clients.
+    chances : sequence of torch.Generator
+        A stream a client, for the device of the modules.
+    """
+
+    def __init__(self, layout: Layout, chances: Sequence[torch.Generator]) -> None:
+        super().__init__()
+        self._layout, self.chances = layout, chances
+
+    # Any: as of PyTorch
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is not functional.dropout or kwargs.get("inplace"):
+            return func(*args, **kwargs)
+        return self._dropout(*args, **kwargs)
+
+    def _dropout(
+        self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        if not training or not 0 < p < 1:
+            return functional.dropout(input, p, training)
+        kept = torch.empty_like(input, dtype=torch.bool)
+        rows_of = self._layout.rows_of(len(input))
+        for rows, chance in zip(rows_of, self.chances, strict=True):
+            if isinstance(rows, slice):
+                kept[rows].bernoulli_(1 - p, generator=chance)
+            else:
+                kept[rows] = kept[rows].bernoulli_(1 - p, generator=chance)
+        return kept_of(input, kept, p)
+
+
+# Whether a group does what its clients do --------------------------------------------------------
+
+
+@contextmanager
+def drawing_nothing() -> Iterator[None]:
+    """Raise ``ValueError`` if the block draws from PyTorch's global stream."""
+    before = torch.get_rng_state()
+    yield
+    if not torch.equal(before, torch.get_rng_state()):
+        raise ValueError("it draws from the global stream, which the clients would share")
+
+
+def same_numbers(
+    of_group: Mapping[str, Tensor], of_clients: Sequence[Mapping[str, Tensor]]
+) -> bool:
+    """Whether a group's numbers ``[c, ...]`` are its clients'; an unused parameter has none."""
+    for name, stack in of_group.items():
+        alone = torch.stack([one[name] for one in of_clients])
+        largest = float(alone.abs().max()) if alone.numel() else 0.0
+        if not torch.allclose(stack, alone, rtol=ALIKE, atol=ALIKE * largest, equal_nan=True):
+            return False
+    return all(one.keys() == of_group.keys() for one in of_clients)
+
+
+# Graphs and modules ------------------------------------------------------------------------------
 
 
 class GraphOnDevice(NamedTuple):
@@ -158,7 +447,7 @@ def first_tensors(
 
 def by_feature(module: nn.Module, name: str, matrix: Tensor) -> Tensor:
     """Return a first layer with features as rows, ``[f, h]``; or such a matrix as the layer's."""
-    return matrix.T if is_linear(module.get_submodule(name.rpartition(".")[0])) else matrix
+    return matrix.T if is_linear(type(module.get_submodule(name.rpartition(".")[0]))) else matrix
 
 
 # Several clients ---------------------------------------------------------------------------------
@@ -188,6 +477,14 @@ def joined(graphs: Sequence[GraphOnDevice], *, by_rows: bool = False) -> GraphOn
         targets=None if first.targets is None else torch.cat([graph.targets for graph in graphs]),  # type: ignore[misc]
         layout=layout,
     )
+
+
+class Group(NamedTuple):
+    """Some clients as one, and their part of a cohort's stacks."""
+
+    learner: Learner
+    stacks: Tensors
+    places: dict[str, Tensor]  # in each stack; empty: the group has all clients
 
 
 class Cohort:
@@ -233,12 +530,12 @@ class Cohort:
         self.graphs = {graph.client: graph for graph in graphs}
         self._places = {client: place for place, client in enumerate(self.graphs)}
         self._alone: dict[int, Learner] = {}
-        self._together: dict[tuple[int, ...], tuple[Group, Learner]] = {}
+        self._together: dict[tuple[int, ...], Group] = {}
 
     @property
     def rows(self) -> FeatureRows:
         """The active rows of all clients."""
-        return self.group([*self.graphs])[1].graph.rows
+        return self.group(self.clients).learner.graph.rows
 
     def __len__(self) -> int:
         return len(self.graphs)
@@ -354,29 +651,38 @@ class Cohort:
         if not self._is_grouped or len(clients) < (1 if self.by_rows else 2):
             yield [self.alone(client) for client in clients]
             return
-        group, learner = self.group(clients)
-        group.read()
-        yield [learner]
-        group.write()
+        group = self.group(clients)
+        with torch.no_grad():
+            for name, at in group.places.items():
+                group.stacks[name].copy_(self.tensors[name][at])
+        yield [group.learner]
+        self.write(group)
 
-    def group(self, clients: Sequence[int]) -> tuple[Group, Learner]:
+    @torch.no_grad()
+    def write(self, group: Group) -> None:
+        """Put a group's changes into the stacks of all."""
+        for name, at in group.places.items():
+            self.tensors[name][at] = group.stacks[name]
+
+    def group(self, clients: Sequence[int]) -> Group:
         """Return some clients as a group, which is kept until another one than all is wanted."""
         if (group := self._together.get(tuple(clients))) is None:
             graph = joined([self.graphs[one] for one in clients], by_rows=bool(self.by_rows))
             assert graph.layout is not None
             held = {n: one for n, one in self.tensors.items() if n.partition("/")[0] in self.names}
-            tensors = {n: one for n, one in held.items() if not n.endswith(BEGUN)}
-            index = None
-            if list(clients) != list(self.graphs):
+            stacks = {n: one for n, one in held.items() if not n.endswith(BEGUN)}
+            index = dict[str, Tensor]()
+            if list(clients) != self.clients:
                 places = [self._places[client] for client in clients]
-                index = {name: self._index(name, places) for name in tensors}
-            made = Group(self.module, tensors, graph.layout, index)
-            adam = self._adam(made.module, made.stacks, len(clients))
+                index = {name: self._index(name, places) for name in stacks}
+                stacks = {name: laid_out(stacks[name][at]) for name, at in index.items()}
+            module = group_modules(self.module, stacks, graph.layout)
+            adam = self._adam(module, stacks, len(clients))
             if graph.layout.rows is not None:
-                parameters = dict(made.module.named_parameters())
+                parameters = dict(module.named_parameters())
                 adam.bounds = {parameters[name]: graph.layout.rows.ptr for name in self.by_rows}
             kept = {key: one for key, one in self._together.items() if len(key) == len(self.graphs)}
-            group = made, Learner(made.module, adam, graph)
+            group = Group(Learner(module, adam, graph), stacks, index)
             self._together = kept | {tuple(clients): group}
         return group
 

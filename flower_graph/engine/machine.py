@@ -16,6 +16,7 @@ import torch
 
 from flower_graph import torch_was_loaded
 from flower_graph.errors import ConfigError
+from flower_graph.ops.grouped import one_thread
 
 LOG = logging.getLogger(__name__)
 # Numbers of glibc's mallopt(3)
@@ -97,16 +98,11 @@ def waiting_threads() -> Iterator[None]:
     """Use one thread in this block if torch's threads would spin, which is slow on busy cores."""
     # Measured on two busy cores: 2.0 to 3.5 s a round with two threads that spin, 0.15 s with one,
     # 0.15 s with two that do not.
-    before = torch.get_num_threads()
-    if not torch_was_loaded or before == 1:
+    spins = torch_was_loaded and torch.get_num_threads() > 1
+    if spins:
+        LOG.warning(SPINNING)
+    with one_thread(spins):
         yield
-        return
-    LOG.warning(SPINNING)
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def processor() -> str:

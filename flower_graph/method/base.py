@@ -219,8 +219,8 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         from flower_graph.data.partition.statistics import client_statistics  # no client needs it
 
         graphs = self.data(config)
-        data = graph_data(graphs, graphs.num_classes, class_names=graphs.classes)
-        return Partition(client_statistics(graphs, graphs.whole), data, self.baselines(config))
+        figures, guesses = client_statistics(graphs, graphs.whole), self.baselines(config)
+        return Partition(figures, graph_data(graphs), guesses)
 
 
 class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flower_graph.config.common import LINKS
+from flower_graph.config.foreign import METRICS, RESULT
 from flower_graph.config.rules import refuse_key
 from flower_graph.config.schema import flatten
 from flower_graph.errors import OutputError, one_line
-from flower_graph.method.run import METRICS, RESULT, Run
+from flower_graph.method.run import Run
 from flower_graph.outputs.files import Framed, as_text
 from flower_graph.records.rounds import WAYS, figure_text, format_bytes, merit
 from flower_graph.report.result import metrics_of, metrics_shown
@@ -22,6 +23,9 @@ from flower_graph.report.significance import describe, differences, holm, paired
 from flower_graph.storage.files import plain
 from flower_graph.storage.reading import Tree, reading
 from flower_graph.wire.keys import VALUE_SCORES
+
+if TYPE_CHECKING:
+    from flower_graph.report.plots import Interval
 
 ROUNDS, SECONDS = "rounds-run", "seconds"  # `rounds` is a setting
 COSTS = (*WAYS, ROUNDS, SECONDS)  # of all clients: payload up and down
@@ -76,11 +80,8 @@ def _rows(path: Path, left_out: list[str]) -> Iterator[Tree]:
     """Read the runs of a folder; runs whose settings differ by the seed alone are one row."""
     if not path.is_dir():
         raise OutputError(f"{path}: no run; there is no such folder")
-    folders = [*_runs_in(path, DEPTH)]
-    if not folders:
-        left_out.append(f"{path}: no run is in it")
-    found = list[tuple[str, list[Path], dict[int, Tree]]]()
-    for folder in folders:
+    found = list[tuple[str, list[Path], dict[int, Tree]]]()  # settings, folders, results by seed
+    for folder in (folders := [*_runs_in(path, DEPTH)]):
         results = dict[int, Tree]()
         for run in Run(folder).each:
             try:
@@ -90,19 +91,22 @@ def _rows(path: Path, left_out: list[str]) -> Iterator[Tree]:
                 results[int(result["seed"])] = result
             except OutputError as error:
                 left_out.append(str(error))
-        if results:
-            first = next(iter(results.values()))
-            settings = json.dumps([_settings(first), first.get("versions", {})], sort_keys=True)
-            # What has the same seed twice is two rows
-            of_others = [one for one in found if one[0] == settings and not {*one[2]} & {*results}]
-            if of_others:
-                of_others[0][1].append(folder)
-                of_others[0][2].update(results)
-            else:
-                found.append((settings, [folder], results))
-    for _, (inner, *more), results in found:
-        name = path.absolute().name if inner == path else str(inner.relative_to(path))
-        yield _row(name + f" +{len(more)}" * bool(more), inner, results)
+        if not results:
+            continue
+        first = next(iter(results.values()))
+        settings = json.dumps([_settings(first), first.get("versions", {})], sort_keys=True)
+        for known, inner, others in found:
+            if known == settings and not {*others} & {*results}:  # the same seed twice is two rows
+                inner.append(folder)
+                others.update(results)
+                break
+        else:
+            found.append((settings, [folder], results))
+    if not folders:
+        left_out.append(f"{path}: no run is in it")
+    for _, (first_of, *more), results in found:
+        name = path.absolute().name if first_of == path else str(first_of.relative_to(path))
+        yield _row(name + f" +{len(more)}" * bool(more), first_of, results)
 
 
 def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
@@ -116,15 +120,13 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _settings(result: Tree) -> dict[str, object]:
-    settings = dict(flatten(result["config"]))
-    return {key: value for key, value in settings.items() if key not in OTHER}
+    return {key: value for key, value in flatten(result["config"]) if key not in OTHER}
 
 
 def _row(name: str, path: Path, results: Mapping[int, Tree]) -> Tree:
     results = dict(sorted(results.items()))
     first, *_ = each = [*results.values()]
-    metric = metrics_of(first["config"])[0]
-    found = [_figures(result) for result in each]
+    metric, found = metrics_of(first["config"])[0], [_figures(result) for result in each]
     names = dict.fromkeys(key for one in found for key in one)
     figures = {key: describe([one.get(key, math.nan) for one in found]) for key in names}
     baselines = {}
@@ -153,15 +155,14 @@ def _row(name: str, path: Path, results: Mapping[int, Tree]) -> Tree:
 
 
 def _figures(result: Tree) -> dict[str, float]:
-    metrics = metrics_of(result["config"])
-    figures = {f"val-{metrics[0]}": _number(result.get(f"best-val-{metrics[0]}"))}
+    metrics, seconds = metrics_of(result["config"]), result.get("seconds") or {}
+    found = {f"val-{metrics[0]}": result.get(f"best-val-{metrics[0]}")}
     for name in dict.fromkeys([*metrics, *metrics_shown(result["config"])]):
-        figures[f"test-{name}"] = _number(result.get(f"test-{name}-at-best-val"))
+        found[f"test-{name}"] = result.get(f"test-{name}-at-best-val")
+    figures = {key: _number(value) for key, value in found.items()}
     for way in WAYS:
-        sent = (result.get("bytes") or {}).get(way, {})
-        figures[way] = sum(map(_number, sent.values()))
-    seconds = (result.get("seconds") or {}).get("total")
-    return figures | {ROUNDS: _number(result.get("rounds")), SECONDS: _number(seconds)}
+        figures[way] = sum(map(_number, (result.get("bytes") or {}).get(way, {}).values()))
+    return figures | {ROUNDS: _number(result.get("rounds")), SECONDS: _number(seconds.get("total"))}
 
 
 def _number(value: object) -> float:
@@ -219,12 +220,11 @@ class Comparison(Framed):
 
     @property
     def differing(self) -> list[str]:
-        keys = dict.fromkeys(key for row in self.rows for key in row["settings"])
-        return [
-            key
-            for key in keys
-            if len({_word(row["settings"][key]) for row in self.rows if key in row["settings"]}) > 1
-        ]
+        given = dict[str, set[str]]()
+        for row in self.rows:
+            for key, value in row["settings"].items():
+                given.setdefault(key, set()).add(_word(value))
+        return [key for key, words in given.items() if len(words) > 1]
 
     @property
     def figures(self) -> list[str]:
@@ -261,7 +261,7 @@ class Comparison(Framed):
                 {
                     "run": row["run"],
                     **{key: NONE if key in alike else row[key] for key in ("app", "version")},
-                    **{key: _short(given[key]) if key in given else NONE for key in settings},
+                    **{key: setting_text(given[key]) if key in given else NONE for key in settings},
                     "seeds": ", ".join(map(str, row["seeds"])),
                     **{name: _shown(name, row["figures"].get(name)) for name in self.figures},
                     "beats": _beaten(row),
@@ -311,18 +311,27 @@ class Comparison(Framed):
         return pd.DataFrame(lines, dtype=object)
 
     def save_picture(self, path: Path | str) -> None:
-        from flower_graph.report.plots import Interval, plot_intervals
+        from flower_graph.report.plots import plot_intervals
 
         if Path(path).suffix != ".png":
             raise OutputError(f"{path}: pictures are PNG files, whose names end in .png")
-        panels: dict[str, dict[str, Interval]] = {}
-        for row in self.rows:
-            one = row["figures"].get(f"test-{row['metric']}")
-            if one and math.isfinite(one["mean"]):
-                title = f"{_short(row['settings'].get('data.name'))}, {row['metric']}"
-                panels.setdefault(title, {})[row["run"]] = Interval(one["mean"], one["std"], None)
+        panels = self.intervals(
+            lambda row: f"{setting_text(row['settings'].get('data.name'))}, {row['metric']}"
+        )
         if not plot_intervals(Path(path), panels, label="test, at the best validation"):
             raise OutputError(f"{path}: no run has a test metric, so there is nothing to draw")
+
+    def intervals(self, panel_of: Callable[[Tree], str]) -> dict[str, dict[str, Interval]]:
+        """Return the known test metrics by panel and run."""
+        from flower_graph.report.plots import Interval
+
+        panels: dict[str, dict[str, Interval]] = {}
+        for row in self.rows:
+            one = row["figures"][f"test-{row['metric']}"]
+            if math.isfinite(one["mean"]):
+                panel = panels.setdefault(panel_of(row), {})
+                panel[row["run"]] = Interval(one["mean"], one["std"], None)
+        return panels
 
     def about(self, *, all_settings: bool = False) -> list[str]:
         """Explain what the table leaves out, and `difference` and `p`; nothing of one run."""
@@ -360,16 +369,17 @@ def _rank(row: Tree, by: str) -> tuple[bool, bool, Any]:
     if name in row["figures"]:
         mean = row["figures"][name]["mean"]
         value = mean if name in COSTS else -merit(name.partition("-")[2], mean)
-    is_number = isinstance(value, int | float)
-    is_known = math.isfinite(value) if is_number else value is not None
-    return not is_known, not is_number, value if is_number else _word(value)
+    if isinstance(value, int | float):
+        return not math.isfinite(value), False, value
+    return value is None, True, _word(value)
 
 
 def _word(value: object) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _short(value: object) -> str:
+def setting_text(value: object) -> str:
+    """Write a setting's value as in YAML; of a path the last name."""
     text = value if isinstance(value, str) else _word(value)
     return Path(text).name if text.startswith("/") else text
 

@@ -114,9 +114,6 @@ def load_config(
             names = key.partition(".")[0], key, f"{key}=" + show(value).strip("'")
             if name := next((one for one in names if one in gone), None):
                 raise ConfigError(f"{name} is gone: {gone[name]}{where}", key=key)
-            if key == "task" and key not in known:
-                words = "this method learns the classes of nodes alone, and has no such key"
-                raise ConfigError(f"{key}: {words}{where}", key=key)
             if key not in known:
                 refuse_key(key, list(known), where)
             try:
@@ -313,9 +310,8 @@ def _plain(parse: Callable[..., object], given: object, what: str) -> Any:
     """Parse to plain dictionaries and lists, with ``${...}`` left for later."""
     try:
         return OmegaConf.to_container(parse(given), resolve=False)
-    except AssertionError as error:  # OmegaConf's, for a text that is one number
-        raise ConfigError(f"{what}: a single value; a config has keys and values") from error
-    except (OmegaConfBaseException, YAMLError) as error:
+    # OmegaConf asserts that a text is more than one number
+    except (OmegaConfBaseException, YAMLError, AssertionError) as error:
         raise ConfigError(f"{what}: malformed YAML: {message_of(error)}") from error
 
 

@@ -50,7 +50,6 @@ class ModuleFedAvg(ReportedFedAvg):
         As for ``ReportedFedAvg``; the seed is the module's, the rest by default the section's.
     """
 
-    # Any: arguments of the parent
     def __init__(
         self,
         shared: SharedModule,

@@ -10,22 +10,23 @@ from typing import cast
 
 import jinja2
 
-from flower_graph.config.foreign import has_method
+from flower_graph.config.foreign import METRICS, RESULT, has_method
 from flower_graph.config.schema import settings_of
 from flower_graph.errors import OutputError
-from flower_graph.method.compare import ROUNDS, SECONDS, Comparison, compare, with_spread
-from flower_graph.method.registry import schema_of
-from flower_graph.method.run import METRICS, RESULT, Run
-from flower_graph.outputs.figures import CLIENTS, read_table
-from flower_graph.records.rounds import (
-    WAYS,
-    RoundReport,
-    figure_text,
-    format_bytes,
-    read_reports,
+from flower_graph.method.compare import (
+    ROUNDS,
+    SECONDS,
+    Comparison,
+    compare,
+    setting_text,
+    with_spread,
 )
+from flower_graph.method.registry import schema_of
+from flower_graph.method.run import Run
+from flower_graph.outputs.figures import CLIENTS, read_table
+from flower_graph.records import rounds
 from flower_graph.report import plots
-from flower_graph.report.plots import curves_panel, drawn
+from flower_graph.report.plots import curves_panel, drawn, over_rounds
 from flower_graph.report.result import BASELINES
 from flower_graph.report.trackers import visible
 from flower_graph.storage.reading import Tree, reading
@@ -33,7 +34,7 @@ from flower_graph.wire.keys import ROLES
 
 SECTIONS = 12  # most runs that have pictures of their own
 REASONS = 8  # most reasons of failures that are listed
-Seeds = Sequence[Sequence[RoundReport]]
+Seeds = Sequence[Sequence[rounds.RoundReport]]
 
 
 def page(*runs: Run | Path | str, title: str = "") -> str:
@@ -66,23 +67,20 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
 
 
 def _comparison(compared: Comparison) -> Tree:
-    by_metric = dict[str, dict[str, tuple[float, float]]]()
-    for row in compared.rows:
-        figure = row["figures"][f"test-{row['metric']}"]
-        by_metric.setdefault(row["metric"], {})[row["run"]] = (figure["mean"], figure["std"])
+    pictures = {}
+    for metric, figures in compared.intervals(lambda row: str(row["metric"])).items():
+        given, height = ([*figures], figures, "mean ± deviation"), 1.3 + 0.3 * len(figures)
+        picture = drawn(plots.draw_intervals, *given, longest=28, height=height)
+        pictures[f"Test {metric} at the best validation"] = picture
     curves = {
         row["run"]: _of_seeds(_read(row)[1], row["metric"], "test")
         for row in compared.rows[:SECTIONS]
-    }
-    pictures = {
-        f"Test {metric} at the best validation": plots.intervals_panel("mean ± deviation", figures)
-        for metric, figures in by_metric.items()
     }
     return {
         "shown": _beside(compared),
         "whole": _beside(compared, all_settings=True),
         "words": compared.about(all_settings=True),
-        "pictures": {**pictures, "Test over the rounds": curves_panel("test", curves)},
+        "pictures": pictures | {"Test over the rounds": curves_panel(over_rounds("test", curves))},
     }
 
 
@@ -94,10 +92,10 @@ def _beside(compared: Comparison, *, all_settings: bool = False) -> list[tuple[s
     return [*zip(*columns, strict=True)] if compared.is_wide else columns
 
 
-def _read(row: Tree) -> tuple[list[Run], list[list[RoundReport]]]:
+def _read(row: Tree) -> tuple[list[Run], list[list[rounds.RoundReport]]]:
     """Return the finished runs of a row, one a seed, and the reports of each."""
     runs = [one for one in Run(row["path"]).each if (one.path / RESULT).is_file()]
-    return runs, [read_reports(one.path / METRICS) for one in runs]
+    return runs, [rounds.read_reports(one.path / METRICS) for one in runs]
 
 
 def _of_seeds(seeds: Seeds, metric: str, role: str) -> list[list[float]]:
@@ -113,7 +111,7 @@ def _section(row: Tree) -> Tree:
     versions = ", ".join(f"{name} {one}" for name, one in result.get("versions", {}).items() if one)
     named = f"seed{'s' * (len(row['seeds']) > 1)} {', '.join(map(str, row['seeds']))}"
     engine = result.get("engine", "unknown")
-    privacy = [[key, _word(value)] for key, value in (result.get("privacy") or {}).items()]
+    privacy = [[key, setting_text(value)] for key, value in (result.get("privacy") or {}).items()]
     return {
         "name": row["run"],
         "about": f"{row['app']} on {data}, {named}, engine {engine}. {versions}.",
@@ -122,7 +120,7 @@ def _section(row: Tree) -> Tree:
             f"best validation {metric}": _mean(figures[f"val-{metric}"], metric),
             "rounds": f"{figures[ROUNDS]['mean']:.0f}",
             "clients": f"{result['clients']:,}" if "clients" in result else "unknown",
-            "payload up, down": ", ".join(_bytes(figures[way]["mean"]) for way in WAYS),
+            "payload up, down": ", ".join(_bytes(figures[way]["mean"]) for way in rounds.WAYS),
             "seconds": f"{figures[SECONDS]['mean']:.1f}",
             "memory at most": _bytes(result.get("peak-memory-bytes") or 0),
         },
@@ -132,13 +130,13 @@ def _section(row: Tree) -> Tree:
         **_took_part(seeds[0]),
         "by_client": _by_client(runs[0].path / CLIENTS, result),
         "structure": _structure(seeds),
-        "privacy": privacy and [["privacy budget", ""], *privacy],
+        "privacy": privacy,
         **_settings(config),
     }
 
 
 def _bytes(number: float) -> str:
-    return format_bytes(number).replace(" ", "\N{NO-BREAK SPACE}")
+    return rounds.format_bytes(number).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _mean(figure: Tree, metric: str) -> str:
@@ -147,26 +145,26 @@ def _mean(figure: Tree, metric: str) -> str:
 
 def _curves(row: Tree, seeds: Seeds) -> dict[str, str]:
     levels = {BASELINES.get(key, key): value for key, value in row["baselines"].items()}
-    pictures = {"Loss": curves_panel("loss", plots.losses_of(seeds))}
+    panels = {"Loss": plots.losses_of(seeds)}
     for metric in [key[5:] for key in row["figures"] if key.startswith("test-")]:
         curves = {role: _of_seeds(seeds, metric, role) for role in ROLES}
         shown = levels if metric == row["metric"] else {}
-        pictures[metric.capitalize()] = curves_panel(metric, curves, shown)
-    return pictures | {"Bytes of all clients": plots.bytes_panel(plots.bytes_of(seeds))}
+        panels[metric.capitalize()] = over_rounds(metric, curves, levels=shown)
+    panels["Bytes of all clients"] = plots.bytes_of(seeds)
+    return {name: curves_panel(one) for name, one in panels.items()}
 
 
 def _baselines(row: Tree) -> list[list[str]]:
-    words = {True: "beaten", False: "not beaten"}
-    if not math.isfinite(row["figures"][f"test-{row['metric']}"]["mean"]):
+    words, metric = {True: "beaten", False: "not beaten"}, row["metric"]
+    if not math.isfinite(row["figures"][f"test-{metric}"]["mean"]):
         words = {False: "not known: clients withhold what they measure"}
-    lines = [
-        [BASELINES.get(key, key), figure_text(row["metric"], value), words[key in row["beaten"]]]
+    return [
+        [BASELINES.get(key, key), rounds.figure_text(metric, value), words[key in row["beaten"]]]
         for key, value in row["baselines"].items()
     ]
-    return lines and [["baseline", "test", ""], *lines]
 
 
-def _took_part(reports: Sequence[RoundReport]) -> Tree:
+def _took_part(reports: Sequence[rounds.RoundReport]) -> Tree:
     counts = {
         name: [[float(getattr(one, name)) for one in reports]] for name in ("asked", "answered")
     }
@@ -179,12 +177,12 @@ def _took_part(reports: Sequence[RoundReport]) -> Tree:
     )
     return {
         "participation": {
-            "How many": curves_panel("clients", counts, from_zero=True),
+            "How many": curves_panel(over_rounds("clients", counts, from_zero=True)),
             "Who": drawn(plots.draw_participation, reports) if is_known else "",
         },
         "refused": sum(len(one.rejected) for one in reports),
         "skipped": sum(bool(one.skipped) for one in reports),
-        "reasons": [["why clients took no part", "rounds"], *reasons.most_common(REASONS)],
+        "reasons": reasons.most_common(REASONS),
     }
 
 
@@ -196,8 +194,9 @@ def _by_client(path: Path, result: Tree) -> dict[str, str]:
         for at in ("best", "last"):
             rows = table[table["at"] == at]
             shares = rows["test-accuracy"].replace("", "nan").astype(float)
-            values = dict(zip(rows["client"].astype(int), shares, strict=True))
-            if picture := plots.clients_panel("accuracy", values):
+            pairs = zip(rows["client"].astype(int), shares, strict=True)
+            if values := {client: share for client, share in pairs if math.isfinite(share)}:
+                picture = drawn(plots.draw_clients, "accuracy", values)
                 shown[f"Test accuracy of each client, the {at} round"] = picture
                 break
     classes, counts = result.get("classes"), result.get("class-counts", [])
@@ -222,8 +221,8 @@ def _structure(seeds: Seeds) -> dict[str, str]:
             # Counts beside shares would flatten these
             is_share = not any(abs(value) > 1 for row in curves for value in row)
             (shares if is_share else rest)[name] = curves
-        pictures[words] = curves_panel("0 to 1", shares)
-        pictures[f"{words}: {', '.join(rest)}"] = curves_panel("", rest)
+        pictures[words] = curves_panel(over_rounds("0 to 1", shares))
+        pictures[f"{words}: {', '.join(rest)}"] = curves_panel(over_rounds("", rest))
     return {name: picture for name, picture in pictures.items() if picture}
 
 
@@ -232,30 +231,20 @@ def _settings(config: Tree) -> Tree:
     defaults = dict[str, object]()
     if has_method(app):  # another one's code would have to be imported
         defaults = {one.key: one.default for one in settings_of(schema_of(app, allowed=()))}
-    head = ["setting", "value"]
-    whole = [[key, _word(value)] for key, value in settings.items()]
-    changed = [line for line in whole if settings[line[0]] != defaults.get(line[0], ...)]
+    whole = [[key, setting_text(value)] for key, value in settings.items()]
     return {
         "has_defaults": bool(defaults),
-        "changed": [head, *changed],
-        "settings": [head, *whole],
+        "changed": [line for line in whole if settings[line[0]] != defaults.get(line[0], ...)],
+        "settings": whole,
     }
-
-
-def _word(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list):
-        return ", ".join(map(_word, value)) or "none"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 TEMPLATE = """\
 {#- What ``page.py`` fills in. Pictures are SVG of matplotlib's, which escapes names in them. -#}
-{%- macro table(lines, kind="") -%}
+{%- macro table(head, lines, kind="") -%}
 <div class="scroll"><table{% if kind %} class="{{ kind }}"{% endif %}><tr>
-{%- for cell in lines[0] %}<th>{{ cell }}</th>{% endfor %}</tr>
-{%- for row in lines[1:] %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{%- for cell in head %}<th>{{ cell }}</th>{% endfor %}</tr>
+{%- for row in lines %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
 {%- endfor -%}
 </table></div>
 {%- endmacro -%}
@@ -266,8 +255,8 @@ TEMPLATE = """\
 {%- endfor -%}
 </div>
 {%- endmacro -%}
-{%- macro folded(summary, lines, kind="") -%}
-<details><summary>{{ summary }}</summary>{{ table(lines, kind) }}</details>
+{%- macro folded(summary, head, lines, kind="") -%}
+<details><summary>{{ summary }}</summary>{{ table(head, lines, kind) }}</details>
 {%- endmacro -%}
 <!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"/>
@@ -305,9 +294,9 @@ summary { cursor: pointer; }
 {%- if not loop.last %}, {% endif %}{% endfor %}
 </p></nav>
 <h2>Comparison</h2>
-{{ table(comparison.shown, "wide") }}
+{{ table(comparison.shown[0], comparison.shown[1:], "wide") }}
 {% if comparison.whole != comparison.shown %}{{ folded(
-  "With all settings", comparison.whole, "wide") }}{% endif %}
+  "With all settings", comparison.whole[0], comparison.whole[1:], "wide") }}{% endif %}
 {% for line in comparison.words %}<p class="note">{{ line }}</p>{% endfor %}
 {{ panels(comparison.pictures) }}
 {% endif %}
@@ -321,23 +310,23 @@ summary { cursor: pointer; }
 </div>
 <h3>Curves</h3>
 {{ panels(one.curves) }}
-{% if one.baselines %}<h3>Baselines</h3>{{ table(one.baselines) }}
+{% if one.baselines %}<h3>Baselines</h3>{{ table(["baseline", "test", ""], one.baselines) }}
 {% else %}<p class="note">No baselines are known.</p>{% endif %}
 <h3>Who took part{{ one.of_first }}</h3>
 {{ panels(one.participation) -}}
 <p>{{ one.refused }} answers were refused, and {{ one.skipped }} rounds skipped.</p>
-{% if one.reasons | length > 1 %}{{ table(one.reasons) }}{% endif %}
+{% if one.reasons %}{{ table(["why clients took no part", "rounds"], one.reasons) }}{% endif %}
 {% if one.by_client -%}
 <h3>By client and class{{ one.of_first }}</h3>{{ panels(one.by_client) }}{% endif %}
 {% if one.structure %}<h3>Graphs and spaces</h3>{{ panels(one.structure) }}{% endif %}
 <h3>Privacy</h3>
-{% if one.privacy %}{{ table(one.privacy) }}
+{% if one.privacy %}{{ table(["privacy budget", ""], one.privacy) }}
 {%- else %}<p>No privacy budget: clients added no noise.</p>{% endif %}
 <h3>Settings</h3>
 <p>{{ "Settings that differ from the method's defaults" if one.has_defaults
   else "All settings" }}:</p>
-{% if one.changed | length > 1 %}{{ table(one.changed) }}{% else %}<p>None.</p>{% endif %}
-{{ folded("All " ~ (one.settings | length - 1) ~ " settings", one.settings) }}
+{% if one.changed %}{{ table(["setting", "value"], one.changed) }}{% else %}<p>None.</p>{% endif %}
+{{ folded("All " ~ one.settings | length ~ " settings", ["setting", "value"], one.settings) }}
 {% endfor %}
 {% if more > 0 %}<p class="note">{{ more }} further runs are in the table alone.</p>{% endif %}
 {% for reason in left_out %}<p class="note">Left out: {{ reason }}</p>{% endfor %}

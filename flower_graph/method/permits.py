@@ -60,7 +60,6 @@ def _words(given: Given, key: str, allowed: tuple[str, ...] = ()) -> tuple[str, 
     return tuple(filter(None, words))
 
 
-# Any: a dataclass's field is typed as what it holds
 def _limit(
     read: Callable[[Given, str], object],
     words: str,

@@ -5,13 +5,14 @@ Only ``Run.predict``, which uses the run's method, needs Flower.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from flower_graph.config.common import ALL, LINKS, NODES
-from flower_graph.config.foreign import CONFIG, DATA, NOBODY, Trust, seed_folders
+from flower_graph.config import foreign
+from flower_graph.config.foreign import NOBODY, Trust
 from flower_graph.data.description import NewGraph
 from flower_graph.data.new_graph import DataForm, new_graph
 from flower_graph.errors import OutputError
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Rounds", "Run", "latest_in", "load_run"]
 
-RESULT, SUMMARY = "result.json", "summary.json"
-METRICS, CLIENTS, OUTPUTS = "metrics.jsonl", "clients", "outputs"
+OUTPUTS = "outputs"  # of a SuperNode's folder
 T = TypeVar("T", bound=Rows)
 
 
@@ -60,7 +60,7 @@ class Run:
     def __init__(self, path: Path | str, trust: Trust = NOBODY, *, is_one: bool = False) -> None:
         self.path, self._trust = Path(path), trust
         # A seed's run has no seeds of its own, even if its folder links to itself
-        folders = {} if is_one else seed_folders(self.path)
+        folders = {} if is_one else foreign.seed_folders(self.path)
         self._several = {seed: Run(one, trust, is_one=True) for seed, one in folders.items()}
 
     def __repr__(self) -> str:
@@ -83,12 +83,12 @@ class Run:
     def result(self) -> dict[str, object]:
         """The content of ``result.json``; for several seeds of ``summary.json``."""
         hint = "the run is not complete (`flower-graph run --resume` goes on with it)"
-        return _read_json(self.path / (SUMMARY if self._several else RESULT), hint)
+        return _read_json(self.path / (foreign.SUMMARY if self._several else foreign.RESULT), hint)
 
     @cached_property
     def config(self) -> RunConfig:
         """The run's settings; for several seeds those of the first."""
-        file = self.each[0].path / CONFIG
+        file = self.each[0].path / foreign.CONFIG
         if not file.is_file():
             raise OutputError(f"{file}: there is no such file, so the settings are not known")
         return load_config(str(file), of_run=True, trust=replace(self._trust, reads=True))
@@ -96,7 +96,7 @@ class Run:
     @cached_property
     def metrics(self) -> Rounds:
         """The figures of each round, by the keys of ``metrics.jsonl``."""
-        return Rounds(read_records(self._one().path / METRICS))
+        return Rounds(read_records(self._one().path / foreign.METRICS))
 
     def predictions(self, client: int | None = None) -> Predictions:
         """Return the predictions for the nodes, a row for each node of each client.
@@ -180,7 +180,7 @@ class Run:
     @cached_property
     def data(self) -> DataForm:
         """The form of new graphs: features, their treatment, classes."""
-        path = self._one().path / DATA
+        path = self._one().path / foreign.DATA
         record = _read_json(path, f"the form of new graphs is not known{self._why_none()}")
         with reading(path, OutputError, "damaged"):
             return DataForm.from_json(record)
@@ -195,12 +195,7 @@ class Run:
         what = kind.FILE.partition(".")[0]
         parts = [part for part in map(kind.read, self._places) if part is not None]
         if not parts:
-            why = self._why_none()
-            if kind is Embeddings and any(
-                (one / Predictions.FILE).is_file() for one in self._places
-            ):
-                why = f": {self.config.app} makes none to keep"
-            raise OutputError(f"{self.path}: no {what}{why}")
+            raise OutputError(f"{self.path}: no {what}{self._why_none()}")
         joined: T = kind.join(parts)
         if client is not None and client not in joined.client:
             clients: set[int] = {*joined.client.tolist()} - {NO_CLIENT}
@@ -212,7 +207,7 @@ class Run:
     @cached_property
     def _places(self) -> list[Path]:
         """The folders with predictions or models: the server's and each SuperNode's."""
-        clients = self._one().path / CLIENTS
+        clients = self._one().path / foreign.IN_RUN
         return [self.path, *sorted(one for one in clients.glob("*") if one.is_dir())]
 
     @cached_property
@@ -259,19 +254,13 @@ class Run:
         return len(self.clients) > 1 and NO_CLIENT not in self.clients and not is_one_model
 
     def _why_none(self) -> str:
-        try:
-            save, task = self.config.save, getattr(self.config, "task", NODES)
-        except (OutputError, ValueError):
-            return ""
-        if task == LINKS and (self.path / KnownLinks.FILE).is_file():
-            return ": the run learnt links (`predict --links`, run.embeddings(), run.known_links())"
-        if save == "none":
-            return ": the run was told to keep none (save=none)"
-        if not (self.path / RESULT).is_file() and (self.path / METRICS).is_file():
-            return ": the run is not complete"
-        if save == ALL and any((one / Embeddings.FILE).is_file() for one in self._places):
+        if any((one / Embeddings.FILE).is_file() for one in self._places):
             return ": what it learnt are embeddings (`run.embeddings(client)`)"
-        return f": clients keep them where they live (save={save})"
+        if not (self.path / foreign.RESULT).is_file() and (self.path / foreign.METRICS).is_file():
+            return ": the run is not complete"
+        with suppress(OutputError, ValueError):
+            return f": clients keep them where they live, if at all (save={self.config.save})"
+        return ""
 
 
 def load_run(path: Path | str, *, trust: bool | Trust = False) -> Run:
@@ -294,9 +283,9 @@ def load_run(path: Path | str, *, trust: bool | Trust = False) -> Run:
     if not folder.is_dir():
         raise OutputError(f"{path}: no run; there is no such folder")
     run = Run(folder, trust if isinstance(trust, Trust) else Trust(code=trust))
-    names = (CONFIG, RESULT, METRICS, "predictions.npz", "model.json", "models.json")
-    if not run._several and not any((folder / name).is_file() for name in names):
-        raise OutputError(f"{path}: no run; it has none of {', '.join(names[:3])}")
+    files = [folder / name for name in (foreign.CONFIG, *foreign.LEFT)]
+    if not run._several and not any(one.is_file() for one in files):
+        raise OutputError(f"{path}: no run; it has neither {foreign.CONFIG} nor {foreign.RESULT}")
     return run
 
 

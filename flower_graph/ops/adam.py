@@ -31,6 +31,7 @@ class Rates(NamedTuple):
 
     learning_rate: float
     weight_decay: float
+    decoupled: bool = False
 
 
 def adam_rows_(
@@ -69,6 +70,8 @@ def _adam(
     rates: Rates,
     **how: Any,  # of PyTorch's function
 ) -> None:
+    # PyTorch has the switch from 2.7 on
+    decoupled: dict[str, Any] = {"decoupled_weight_decay": True} if rates.decoupled else {}
     adam(
         params=params,
         grads=[grad.contiguous() for grad in grads],  # or a fused step would read another order
@@ -78,6 +81,7 @@ def _adam(
         lr=rates.learning_rate,
         weight_decay=rates.weight_decay,
         **_DEFAULTS,
+        **decoupled,
         **how,
     )
 
@@ -93,6 +97,8 @@ class Adam:
         Step size; it may change between two steps.
     weight_decay : float
         L2 weight, added to the gradient.
+    decoupled : bool
+        Take the weight decay from the weights instead: ``torch.optim.AdamW``.
 
     Attributes
     ----------
@@ -105,10 +111,15 @@ class Adam:
     """
 
     def __init__(
-        self, parameters: Iterable[Tensor], *, lr: float = 1e-3, weight_decay: float = 0.0
+        self,
+        parameters: Iterable[Tensor],
+        *,
+        lr: float = 1e-3,
+        weight_decay: float = 0.0,
+        decoupled: bool = False,
     ) -> None:
         self.parameters = list(parameters)
-        self.lr, self.weight_decay = lr, weight_decay
+        self.lr, self.weight_decay, self.decoupled = lr, weight_decay, decoupled
         self.state: dict[Tensor, dict[str, Tensor]] = {}
         self.clients: tuple[int, ...] = ()
         self.bounds: dict[Tensor, list[int]] = {}
@@ -121,7 +132,7 @@ class Adam:
     def step(self, moves: Tensor | None = None) -> None:
         """Take a step; of stacks for all clients, or for those in ``moves``, ``[c]``."""
         whole, stacks = list[tuple[Tensor, ...]](), list[tuple[Tensor, ...]]()
-        rates = Rates(self.lr, self.weight_decay)
+        rates = Rates(self.lr, self.weight_decay, self.decoupled)
         bounds = []
         for parameter in self.parameters:
             if parameter.grad is None:

@@ -131,15 +131,6 @@ def row_entries(ptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     return place, torch.arange(place.numel(), device=rows.device) + first[place]
 
 
-def entries_of(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """List the entries of a dense or CSR matrix that are not 0: rows, columns and values."""
-    if x.layout == torch.strided:
-        row, column = x.nonzero(as_tuple=True)
-        return row, column, x[row, column]
-    row = torch.arange(len(x)).repeat_interleave(x.crow_indices().diff())
-    return row, x.col_indices().long(), x.values()
-
-
 def csr_tensor(ptr: Tensor, col: Tensor, value: Tensor, size: tuple[int, int]) -> Tensor:
     """Wrap CSR parts without checking them; the callers build them sorted and complete."""
     with warnings.catch_warnings():
@@ -160,11 +151,11 @@ def entries(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # x [n, f], dense or in CSR form
     if x.layout != torch.sparse_csr:
         row, column = x.nonzero(as_tuple=True)
-        return row, column, x[row, column].float()
+        return row, column, x[row, column]
     count = x.crow_indices().diff()
     row = torch.arange(x.shape[0], device=count.device).repeat_interleave(count)
     kept = x.values() != 0
-    return row[kept], x.col_indices().long()[kept], x.values().float()[kept]
+    return row[kept], x.col_indices().long()[kept], x.values()[kept]
 
 
 def both_ways(row: Tensor, column: Tensor, value: Tensor, rows: int, columns: int) -> Adjacency:
@@ -269,39 +260,28 @@ def _product(matrix: Tensor, x: Tensor) -> Tensor:
 
 
 class _SparseProduct(torch.autograd.Function):
-    """``A @ x`` for a constant A; its gradient is ``A^T @ g``."""
+    """``A @ x`` for a constant A, or some of its rows to the bit; the others are undefined."""
 
     @staticmethod
-    def forward(ctx: Saved, x: Tensor, matrix: Tensor, transpose: Tensor) -> Tensor:
-        ctx.transpose = transpose
-        return _product(matrix, x)
-
-    @staticmethod
-    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _product(ctx.transpose, grads[0].contiguous()), None, None
-
-
-class _PartProduct(torch.autograd.Function):
-    """Some rows of ``A @ x``, bit-identical to the full product; the others are undefined."""
-
-    @staticmethod
-    def forward(ctx: Saved, x: Tensor, matrix: Tensor, transpose: Tensor, rows: Tensor) -> Tensor:
+    def forward(
+        ctx: Saved, x: Tensor, matrix: Tensor, transpose: Tensor, rows: Tensor | None
+    ) -> Tensor:
         ctx.matrix, ctx.transpose, ctx.rows = matrix, transpose, rows
         return _part_of_product(matrix, rows, x)
 
     @staticmethod
     def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        part = torch.zeros_like(grads[0])
-        part[ctx.rows] = grads[0][ctx.rows]
-        far = columns_of(ctx.matrix, ctx.rows)
-        if far is None:
-            return _product(ctx.transpose, part), None, None, None
-        return _part_of_product(ctx.transpose, far, part), None, None, None
+        grad, far = grads[0].contiguous(), None
+        if ctx.rows is not None:
+            grad = torch.zeros_like(grad)
+            grad[ctx.rows] = grads[0][ctx.rows]
+            far = columns_of(ctx.matrix, ctx.rows)
+        return _part_of_product(ctx.transpose, far, grad), None, None, None
 
 
-def _part_of_product(matrix: Tensor, rows: Tensor, x: Tensor) -> Tensor:
+def _part_of_product(matrix: Tensor, rows: Tensor | None, x: Tensor) -> Tensor:
     """Compute some rows of ``matrix @ x``, zeros elsewhere; all rows if they are not few."""
-    if not _is_few(matrix, rows):
+    if rows is None or not _is_few(matrix, rows):
         return _product(matrix, x)
     # rows [m]; every entry of a row counts, 0 or not: the order of its sum is the whole product's
     place, entry = row_entries(matrix.crow_indices(), rows)
@@ -331,10 +311,7 @@ def columns_of(matrix: Tensor, rows: Tensor) -> Tensor | None:
 def propagate(graph: Adjacency, x: Tensor, rows: Tensor | None = None) -> Tensor:
     """Sum the neighbours' vectors, weighted by the matrix; with ``rows``, of these only."""
     # x [n, h], rows [m]
-    x = x.contiguous()
-    if rows is None:
-        return _SparseProduct.apply(x, graph.matrix, graph.transpose)  # type: ignore[no-any-return, no-untyped-call]
-    return _PartProduct.apply(x, graph.matrix, graph.transpose, rows)  # type: ignore[no-any-return, no-untyped-call]
+    return _SparseProduct.apply(x.contiguous(), *graph, rows)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def sampled_products(ptr: Tensor, col: Tensor, left: Tensor, right: Tensor) -> Tensor:

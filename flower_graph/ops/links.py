@@ -143,30 +143,11 @@ def _shared(edge_index: Tensor, num_nodes: int, pairs: Tensor, weight: Tensor) -
 # How good scores are ---------------------------------------------------------------------------
 
 
-def auc_of_scores(scores: Tensor, is_edge: Tensor) -> float:
-    """Return the area under the ROC curve; ties count half. NaN without edges or without others."""
-    return float(area_of(*_by_score(scores, is_edge)))
-
-
-def _by_score(scores: Tensor, is_edge: Tensor) -> tuple[Tensor, Tensor]:
-    """Count edges, and other pairs, by score, the lowest first."""
-    place = scores.unique(return_inverse=True)[1]
-    size = int(place.max()) + 1 if len(place) else 0
-    own, others = (torch.bincount(place[kind], minlength=size) for kind in (is_edge, ~is_edge))
-    return own, others
-
-
 def area_of(own: Tensor, others: Tensor) -> Tensor:
     """Return the area under the ROC curve from counts by score, the lowest first; NaN if none."""
     # own, others [..., scores]: nodes with the label and without it; ties count half
     below = others.cumsum(-1) - others
     return (own * (below + others / 2)).sum(-1) / (own.sum(-1) * others.sum(-1))
-
-
-def average_precision(scores: Tensor, is_edge: Tensor) -> float:
-    """Return the mean precision at each edge in the order of scores, as scikit-learn has it."""
-    own, others = _by_score(scores, is_edge)
-    return precision_of(own.flip(0), others.flip(0))
 
 
 def precision_of(own: Tensor, others: Tensor) -> float:

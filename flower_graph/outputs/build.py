@@ -95,13 +95,9 @@ def form_of(module: nn.Module, make: Callable[[], nn.Module], client: int) -> Sa
     own = {name: value[None] for name, value in module.state_dict().items()}
     arguments = getattr(module, "arguments", {})
     if not arguments and isinstance(make, partial) and make.func is kind:
-        names = [
-            one.name for one in inspect.signature(kind).parameters.values()
-            if one.kind == inspect.Parameter.POSITIONAL_OR_KEYWORD
-        ]  # fmt: skip
-        with suppress(TypeError, ValueError):  # what JSON cannot say, or has no name
-            named = {**dict(zip(names[: len(make.args)], make.args, strict=True)), **make.keywords}
-            arguments = json.loads(json.dumps(named, allow_nan=False))
+        named = dict(zip(inspect.signature(kind).parameters, make.args, strict=False))
+        with suppress(TypeError, ValueError):  # what JSON cannot say
+            arguments = json.loads(json.dumps({**named, **make.keywords}, allow_nan=False))
     return SavedModels(f"{kind.__module__}.{kind.__qualname__}", arguments, [client], {}, own)
 
 
@@ -147,14 +143,13 @@ def _class_of(saved: SavedModels) -> type[torch.nn.Module]:
     try:
         if SHIPPED.fullmatch(module_name):
             kind = getattr(import_module(module_name), name, None)  # the import declares
-            kind = kind if isinstance(kind, type) and kind in DECLARED else None
+            is_known = isinstance(kind, type) and kind in DECLARED
         else:
             module = code_of_methods(module_name)
             kind = getattr(module, name, None)
             # Classes that a method's module imports, such as PyG's Sequential, do not count.
-            is_own = module is not None and getattr(kind, "__module__", "") == module.__name__
-            kind = kind if is_own else None
-        if kind is None:
+            is_known = module is not None and getattr(kind, "__module__", "") == module.__name__
+        if not is_known:
             why = "which is neither a class that ships nor one of a method that you have"
             refusal = OutputError(f"the model is a {saved.module}, {why}. {OTHERWISE}")
             saved.trust.admit(saved.module, refusal)

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from flower_graph.config.common import ALL, BEST, CHECKPOINTS, LAST
+from flower_graph.config.foreign import IN_RUN
 from flower_graph.errors import MalformedReplyError, OutputError, StateLostError, brief
-from flower_graph.outputs.figures import IN_RUN, FigureLog, write_figures
-from flower_graph.outputs.files import SAID, Snapshot, write_outputs
+from flower_graph.outputs.figures import FigureLog, write_figures
+from flower_graph.outputs.files import SAID, Snapshot
 from flower_graph.storage.checkpoint import round_folder, rounds_of
 from flower_graph.storage.files import DATA_FOLDER, node_name, own_place, private_folder
 from flower_graph.storage.writing import copy_file, move, remove, remove_folder, replaced
@@ -139,8 +140,7 @@ class KeptFolder:
         return missing
 
     def _write(self, folder: Path, snapshot: Snapshot) -> None:
-        models = snapshot.models if self._save == ALL else []
-        write_outputs(folder, snapshot.predictions, models, *snapshot[2:])
+        (snapshot if self._save == ALL else snapshot._replace(models=())).write(folder)
 
 
 NAME = "outputs"  # in Context.state
@@ -148,7 +148,6 @@ FOLDER = "outputs"  # in the SuperNode's own folder
 UP, DOWN = "up", "down"
 
 
-# Any: arguments of several types
 def client_folders(
     context: Context, out: Path | None, classes: Sequence[str] | None = None
 ) -> dict[str, Any]:
@@ -183,18 +182,9 @@ class ClientOutputs:
     ) -> None:
         """Record the clients' measurements of a round; a second call replaces them.
 
-        Parameters
-        ----------
-        server_round : int
-            The round that was measured, as ``metrics.jsonl`` counts.
-        clients : sequence of int
-            ``[c]`` the clients' numbers.
-        loss : array
-            ``[c]`` each client's loss, as in the server's report.
-        accuracy : array
-            ``[c, 3]`` of its training, validation and test nodes; NaN where it has none.
-        nodes : array
-            ``[c]`` numbers of nodes.
+        The round is counted as in ``metrics.jsonl``. ``clients``, ``loss`` and ``nodes`` (their
+        number) are ``[c]``; ``accuracy`` is ``[c, 3]``, of training, validation and test nodes, NaN
+        where a client has none.
         """
         record, count = self._record, len(np.asarray(accuracy))
         if record:

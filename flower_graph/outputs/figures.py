@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_graph.config.common import KEEP
+from flower_graph.config.foreign import IN_RUN
 from flower_graph.errors import OutputError
 from flower_graph.outputs.files import write_table
 from flower_graph.storage.reading import MOST_GRAPH, MOST_TENSORS, open_regular, read_text, reading
@@ -22,7 +23,6 @@ from flower_graph.wire.keys import ROLES
 
 CLIENTS, CURVES = "clients.csv", "curves.csv"
 MOST_COLUMNS = 1000  # of a table that is read
-IN_RUN = "clients"  # in a simulation's output folder: the outputs of each SuperNode
 SHARES = [f"{role}-accuracy" for role in ROLES]
 MEASURED = ("nodes", "loss", *SHARES)
 BYTES = ("bytes-up", "bytes-down")

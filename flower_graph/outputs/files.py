@@ -84,7 +84,8 @@ class Rows:
             return cls(**arrays)
 
     def write(self, folder: Path) -> None:
-        arrays, classes = self.arrays(), vars(self).get("classes")
+        classes = vars(self).get("classes")
+        arrays = self.arrays()
         if classes is not None:
             arrays["classes"] = np.array(classes, np.str_)
         with replaced(folder / self.FILE) as stream:
@@ -158,15 +159,19 @@ class Predictions(Rows, Framed):
         """Make predictions from logits ``[n, k]`` or numbers ``[n]``; all else is ``[n]``."""
         outputs, are_values = outputs.detach().cpu(), outputs.dim() == 1
         label = np.asarray(label, np.float64 if are_values else np.int64)
+        if are_values:
+            predicted, chance = outputs.double(), torch.full(outputs.shape, torch.nan)
+        else:
+            predicted, chance = outputs.argmax(1), outputs.softmax(1).amax(1).float()
+            label = np.maximum(label, -1)
+        names = nodes.cpu().numpy() if isinstance(nodes, Tensor) else np.asarray(nodes)
         return cls(
             np.broadcast_to(np.asarray(clients, np.int64), (len(outputs),)).copy(),
-            _names(nodes),
-            outputs.double().numpy() if are_values else outputs.argmax(1).numpy(),
-            np.full(len(outputs), np.nan, np.float32)
-            if are_values
-            else outputs.softmax(1).amax(1).float().numpy(),
+            names.astype(np.int64 if names.dtype.kind in "iu" else np.str_),
+            predicted.numpy(),
+            chance.numpy(),
             np.asarray(role, np.int8),
-            label if are_values else np.where(label < 0, -1, label),
+            label,
             None if classes is None else tuple(classes),
             None if fold is None else np.asarray(fold, np.int64),
         )
@@ -296,11 +301,6 @@ def role_of(train: Tensor, val: Tensor, test: Tensor) -> Numbers:
     return result
 
 
-def _names(nodes: object) -> Numbers:
-    values = nodes.cpu().numpy() if isinstance(nodes, torch.Tensor) else np.asarray(nodes)
-    return values.astype(np.int64) if values.dtype.kind in "iu" else values.astype(np.str_)
-
-
 # NumPy kinds of the columns that a run's arrays may have; other arrays have a row per class
 COLUMNS = {
     **dict.fromkeys(("client", "role", "fold", "number"), "iu"),
@@ -321,15 +321,14 @@ def check_columns(arrays: Mapping[str, Any]) -> None:
     if len(kinds) > 1 or (True in kinds and "classes" in arrays):
         raise ValueError("predicted, label and classes are partly of classes, partly of numbers")
     for name, values in arrays.items():
-        wide = 2 if name == "embeddings" else 1
-        if values.dtype.kind not in COLUMNS.get(name, "") or values.ndim != wide:
-            raise ValueError(f"{name} is {values.dtype} {list(values.shape)}")
-        if name != "classes" and len(values) != len(arrays["client"]):
-            raise ValueError(f"{name} has {len(values)} rows, client {len(arrays['client'])}")
-        least = 0 if name == "role" else -1
-        is_whole = values.dtype.kind in "iu" and name not in ("node", "other")
-        if is_whole and ((values < least) | (values >= most.get(name, np.inf))).any():
-            raise ValueError(f"{name} goes from {values.min()} to {values.max()}")
+        is_column = values.dtype.kind in COLUMNS.get(name, "")
+        is_column &= values.ndim == (2 if name == "embeddings" else 1)
+        is_column &= name == "classes" or len(values) == len(arrays["client"])
+        if is_column and values.dtype.kind in "iu" and name not in ("node", "other"):
+            least = 0 if name == "role" else -1
+            is_column = bool(((values >= least) & (values < most.get(name, np.inf))).all())
+        if not is_column:
+            raise ValueError(f"{name}: {values.dtype} {list(values.shape)} is no such column")
 
 
 KINDS = ("shared", "own", "rows")  # of the tensors' names if models have several forms
@@ -344,20 +343,17 @@ class SparseRows(NamedTuple):
     ptr: Tensor  # [c + 1] int64, where each client's rows begin
     transposed: bool = False  # whether features are columns, [h, f], as a ``Linear`` has them
 
-    def check(self, shared: Mapping[str, Tensor], count: int) -> None:
-        matrix, whole = shared[self.name], (torch.int64, torch.int32)
-        if matrix.dim() != 2 or self.values.dim() != 2 or type(self.transposed) is not bool:
-            raise ValueError(f"rows of {self.name}: are of no matrix")
+    def fit(self, matrix: Tensor, count: int) -> bool:
+        """Return whether these are rows of a matrix, of this number of clients."""
+        feature, ptr, whole = self.feature, self.ptr, {torch.int64, torch.int32}
+        if matrix.dim() != 2 or feature.dim() != 1 or type(self.transposed) is not bool:
+            return False
         width, height = matrix.shape if self.transposed else matrix.T.shape
-        if self.values.shape != (len(self.feature), width) or self.ptr.shape != (count + 1,):
-            raise ValueError(f"rows of {self.name}: are not {len(self.feature)} of width {width}")
-        if self.feature.dim() != 1 or {self.feature.dtype, self.ptr.dtype} - {*whole}:
-            raise ValueError(f"rows of {self.name}: feature and ptr are no whole numbers")
-        if bool(((self.feature < 0) | (self.feature >= height)).any()):
-            raise ValueError(f"rows of {self.name}: a feature is not below {height}")
-        ends = int(self.ptr[0]), int(self.ptr[-1])
-        if ends != (0, len(self.feature)) or bool((self.ptr.diff() < 0).any()):
-            raise ValueError(f"rows of {self.name}: ptr goes from {ends[0]} to {ends[1]}")
+        shapes, numbers = (self.values.shape, ptr.shape), {feature.dtype, ptr.dtype}
+        if shapes != ((len(feature), width), (count + 1,)) or not numbers <= whole:
+            return False
+        is_cut = (int(ptr[0]), int(ptr[-1])) == (0, len(feature)) and bool((ptr.diff() >= 0).all())
+        return is_cut and bool(((feature >= 0) & (feature < height)).all())
 
     @classmethod
     def join(cls, parts: Sequence[SparseRows]) -> SparseRows:
@@ -389,11 +385,10 @@ class SavedModels:
             raise ValueError("clients are not a list of numbers")
         if len(set(numbers)) < len(numbers):
             raise ValueError("clients are not different numbers")
-        for name, value in self.own.items():
-            if value.dim() < 1 or len(value) != len(numbers):
-                raise ValueError(f"{name} is {list(value.shape)} for {len(numbers)} clients")
-        if self.rows is not None:
-            self.rows.check(self.shared, len(numbers))
+        if any(value.shape[:1] != (len(numbers),) for value in self.own.values()):
+            raise ValueError(f"weights are not those of {len(numbers)} clients")
+        if self.rows is not None and not self.rows.fit(self.shared[self.rows.name], len(numbers)):
+            raise ValueError(f"rows of {self.rows.name} do not fit it")
 
     def state_dict(self, client: int) -> dict[str, Tensor]:
         """Return one client's dense weights, as its module takes them."""
@@ -458,34 +453,24 @@ class Snapshot(NamedTuple):
     """The outputs of some clients, or of a server, at one moment."""
 
     predictions: Predictions | None  # for their nodes
-    models: list[SavedModels]
+    models: Sequence[SavedModels] = ()
     embeddings: Embeddings | None = None  # where the method's result is embeddings
     links: KnownLinks | None = None  # where links are learnt
 
+    def write(self, folder: Path) -> None:
+        """Write files into a folder, each whole or not at all; else ``OutputError``."""
+        with saying(folder):
+            private_folder(folder)
+            if self.predictions is not None:
+                write_table(folder / TABLE, table_of(self.predictions))
+            if self.models:
+                _write_models(folder, self.models)
+            for rows in (self.predictions, self.embeddings, self.links):
+                if rows is not None:
+                    rows.write(folder)
+
 
 # Writing ------------------------------------------------------------------------------------------
-
-
-def write_outputs(
-    folder: Path,
-    predictions: Predictions | None,
-    models: Sequence[SavedModels],
-    embeddings: Embeddings | None = None,
-    links: KnownLinks | None = None,
-) -> None:
-    """Write predictions, models and embeddings into a folder, each file whole or not at all.
-
-    ``OutputError`` if a file cannot be written.
-    """
-    with saying(folder):
-        private_folder(folder)
-        if predictions is not None:
-            write_table(folder / TABLE, table_of(predictions))
-        if models:
-            _write_models(folder, models)
-        for rows in (predictions, embeddings, links):
-            if rows is not None:
-                rows.write(folder)
 
 
 def table_of(predictions: Predictions) -> Any:  # a data frame of text

@@ -11,18 +11,15 @@ that were asked; here the noise fits the clients that are really in the mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, Message
 
 from flower_graph.config.common import PrivacyConfig
 from flower_graph.privacy.accountant import multiplier_of
 from flower_graph.privacy.local import add_fresh_noise, clipped, flat, put_numbers
 from flower_graph.wire.keys import NUM_EXAMPLES
-
-Averaged = tuple[ArrayRecord | None, MetricRecord | None]
-Average = Callable[[int, Iterable[Message]], Averaged]
 
 
 @dataclass(frozen=True)
@@ -32,26 +29,23 @@ class CentralNoise:
     clipping_norm: float
     noise_multiplier: float  # noise over sensitivity
 
-    def average(
-        self, server_round: int, model: ArrayRecord, replies: Sequence[Message], average: Average
-    ) -> Averaged:
+    def clip(self, model: ArrayRecord, replies: Sequence[Message]) -> None:
+        """Clip each client's change of the model, and let each client count once."""
         before = flat(model.values())
         for reply in replies:
-            # Each client counts once, however many nodes it has; otherwise one could dominate the
-            # mean.
+            # However many nodes a client has: otherwise one could dominate the mean.
             for record in reply.content.metric_records.values():
                 record[NUM_EXAMPLES] = 1
-            (record_of,) = reply.content.array_records.values()
-            change = (flat(record_of.values()) - before)[None]
+            (sent,) = reply.content.array_records.values()
+            change = (flat(sent.values()) - before)[None]
             put_numbers(reply, before + clipped(change, self.clipping_norm)[0])
-        mean, metrics = average(server_round, replies)
-        if mean is not None:
-            deviation = 2 * self.clipping_norm * self.noise_multiplier / len(replies)
-            for name, array in list(mean.items()):
-                values = array.numpy().copy()
-                add_fresh_noise(values, deviation)
-                mean[name] = Array(values)
-        return mean, metrics
+
+    def blur(self, mean: ArrayRecord, clients: int) -> None:
+        """Add noise to the mean of so many clients."""
+        for name, array in list(mean.items()):
+            values = array.numpy().copy()
+            add_fresh_noise(values, 2 * self.clipping_norm * self.noise_multiplier / clients)
+            mean[name] = Array(values)
 
 
 def central_noise(privacy: PrivacyConfig, rounds: int) -> CentralNoise | None:

@@ -213,12 +213,9 @@ def withhold_measurements(
     """Reduce the answer to ``evaluate`` to the weight, as a Flower mod."""
     # Other messages pass as they are: their replies are another mod's to protect.
     reply = call_next(message, context)
-    if message.metadata.message_type == "evaluate" and reply.has_content():
-        for record in reply.content.metric_records.values():
-            # The keys are removed, since a server refuses measurements that are not numbers.
-            for key in record.keys() - KEPT:
-                del record[key]
-        _drop_counts(reply)
+    if message.metadata.message_type == "evaluate":
+        # The keys are removed, since a server refuses measurements that are not numbers.
+        _silence(reply, are_removed=True)
     return reply
 
 
@@ -239,23 +236,22 @@ def require_one_client(privacy: PrivacyConfig, clients: Sequence[int]) -> None:
 def _withhold_losses(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Withhold the measurements of training; the server adds the noise to its arrays."""
     reply = call_next(message, context)
-    if reply.has_content():
-        _silence(reply)
+    _silence(reply)
     return reply
 
 
-def _silence(reply: Message) -> None:
-    _drop_counts(reply)
-    metrics = reply.content.metric_records.get(METRICS, MetricRecord())
-    for key in metrics.keys() - KEPT:
-        value = metrics[key]
-        metrics[key] = [math.nan] * len(value) if isinstance(value, list) else math.nan
-
-
-def _drop_counts(reply: Message) -> None:
-    """Withhold counts of predictions, whatever the server has asked."""
+def _silence(reply: Message, *, are_removed: bool = False) -> None:
+    """Withhold measurements, and counts of predictions, whatever the server has asked."""
+    if not reply.has_content():
+        return
     for record in reply.content.config_records.values():
         record.pop(COUNTED, None)
+    for metrics in reply.content.metric_records.values():
+        for key in metrics.keys() - KEPT:
+            value = metrics[key]
+            metrics[key] = [math.nan] * len(value) if isinstance(value, list) else math.nan
+            if are_removed:
+                del metrics[key]
 
 
 def _numbers(message: Message) -> NDArray[np.float64]:

@@ -111,8 +111,9 @@ def plot_panels(path: Path, grid: Sequence[Sequence[Panel]], title: str = "") ->
     return save(figure, path, title)
 
 
-def draw_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> None:
-    """Draw one panel of a picture with curves of these names."""
+def draw_panel(axes: Axes, panel: Panel, names: Sequence[str] = ()) -> None:
+    """Draw one panel of a picture with curves of these names, by default its own."""
+    names = names or [*panel.lines]
     words = dict.fromkeys(x for one in panel.lines.values() for x in one.x if isinstance(x, str))
     places: dict[object, Any] = {word: place for place, word in enumerate(words)}
     for name, line in panel.lines.items():
@@ -171,7 +172,7 @@ def save_curves(
     reports: Sequence[RoundReport],
     *,
     title: str,
-    baselines: Mapping[str, float] | None = None,
+    baselines: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
     """Draw a run: loss, accuracies beside grey lines for its baselines, bytes, over the rounds."""
     # Errors have units of their own: the first, by which the best round is chosen, is drawn alone
@@ -182,56 +183,42 @@ def save_curves(
     curves = {name: [[r.score(*one) for r in reports]] for name, one in scores.items()}
     name = "metrics" if reports[-1].scores and not errors else first
     panels = [
-        over_rounds("loss", losses_of([reports]), from_zero=True),
-        over_rounds(name, curves, levels=baselines or {}, from_zero=True),
-        over_rounds(*in_unit(bytes_of([reports])), from_zero=True),
+        losses_of([reports])._replace(from_zero=True),
+        over_rounds(name, curves, levels=baselines, from_zero=True),
+        bytes_of([reports]),
     ]
     plot_panels(path, [panels], title)
 
 
-def losses_of(seeds: Sequence[Sequence[RoundReport]]) -> dict[str, list[list[float]]]:
-    """Return loss and cross-entropy of each round, ``[seeds][rounds]``."""
-    return {
-        "loss": [[one.loss for one in reports] for reports in seeds],
-        "cross-entropy": [[one.cross_entropy for one in reports] for reports in seeds],
+def losses_of(seeds: Sequence[Sequence[RoundReport]]) -> Panel:
+    """Make the panel of loss and cross-entropy over the rounds."""
+    curves = {
+        name.replace("_", "-"): [[getattr(one, name) for one in reports] for reports in seeds]
+        for name in ("loss", "cross_entropy")
     }
+    return over_rounds("loss", curves)
 
 
-def bytes_of(seeds: Sequence[Sequence[RoundReport]]) -> dict[str, list[list[float]]]:
-    """Return the bytes sent up and down until each round, ``[seeds][rounds]``."""
-    return {
-        way: [[float(sum(one.bytes.get(way, {}).values())) for one in reports] for reports in seeds]
+def bytes_of(seeds: Sequence[Sequence[RoundReport]]) -> Panel:
+    """Make the panel of the bytes sent up and down until each round, in the unit that fits."""
+    sent = {
+        way: [[sum(one.bytes.get(way, {}).values()) for one in reports] for reports in seeds]
         for way in WAYS
     }
+    power = byte_unit(max((v for rows in sent.values() for row in rows for v in row), default=0))
+    curves = {k: [[v / 1024**power for v in row] for row in rows] for k, rows in sent.items()}
+    return over_rounds(f"payload so far ({UNITS[power]})", curves, from_zero=True)
 
 
-def in_unit(curves: Curves) -> tuple[str, dict[str, list[list[float]]]]:
-    """Return bytes in the unit that fits, and the axis's name with the unit."""
-    power = byte_unit(max((v for rows in curves.values() for row in rows for v in row), default=0))
-    scaled = {k: [[v / 1024**power for v in row] for row in rows] for k, rows in curves.items()}
-    return f"payload so far ({UNITS[power]})", scaled
+def curves_panel(given: Panel) -> str:
+    """Draw those curves of a panel that have a number, as an SVG element; empty if none has."""
+    known = {n: one for n, one in given.lines.items() if np.isfinite([*chain(*one.values)]).any()}
 
+    def draw(axes: Axes) -> None:
+        draw_panel(axes, given._replace(lines=known))
+        axes.figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8)
 
-def curves_panel(
-    label: str,
-    curves: Curves,
-    levels: Mapping[str, float] = MappingProxyType({}),
-    *,
-    from_zero: bool = False,
-) -> str:
-    """Draw curves over the rounds, as an SVG element; empty if no curve has a number."""
-    known = {name: rows for name, rows in curves.items() if np.isfinite([*chain(*rows)]).any()}
-    if not known:
-        return ""
-    figure, axes = panel()
-    draw_panel(axes, over_rounds(label, known, levels=levels, from_zero=from_zero), [*known])
-    figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8)
-    return svg(figure)
-
-
-def bytes_panel(curves: Curves) -> str:
-    """Draw bytes over the rounds, in the unit that fits."""
-    return curves_panel(*in_unit(curves), from_zero=True)
+    return drawn(draw) if known else ""
 
 
 # Participants ------------------------------------------------------------------------------------
@@ -244,7 +231,7 @@ def save_participation(path: Path, reports: Sequence[RoundReport], *, title: str
     rounds = [report.round for report in reports]
     counts = draw_participation(who, reports)
     lines = {name: Line(rounds, [counts[:, state].tolist()]) for state, name in NAMES.items()}
-    draw_panel(how_many, Panel(lines, "clients", from_zero=True), [*lines])
+    draw_panel(how_many, Panel(lines, "clients", from_zero=True))
     for line, state in zip(how_many.lines, NAMES, strict=True):
         line.set_color(COLOUR[state])
     legend_above(how_many, ncols=2)
@@ -301,24 +288,29 @@ def plot_intervals(
     """Draw points with intervals by method, a panel for each data set; diamonds are the marks."""
     if not panels:
         return False
-    names = list(dict.fromkeys(name for figures in panels.values() for name in figures))
+    names = dict.fromkeys(name for figures in panels.values() for name in figures)
     lines = len(names) + sum(name.count("\n") for name in names)
     figure, (row,) = panels_of(panels, (3.2, 0.32 * lines + 1.6), 1.6, same_y=True)
-    row[0].set_yticks(range(len(names)), names, fontsize=9)
-    row[0].invert_yaxis()
     for cell, (data, figures) in zip(row, panels.items(), strict=True):
-        draw_intervals(cell, names, figures, mark)
+        draw_intervals(cell, [*names], figures, label, mark)
         cell.set_title(data, fontsize=11)
-        cell.set_xlabel(label)
         cell.set_xlim(*limits)
     legend_below(figure, row)
     return save(figure, path, title)
 
 
 def draw_intervals(
-    axes: Axes, names: Sequence[str], figures: Mapping[str, Interval], mark: str
+    axes: Axes,
+    names: Sequence[str],
+    figures: Mapping[str, Interval],
+    label: str,
+    mark: str = "",
+    longest: int = 0,
 ) -> None:
-    """Draw a point with its interval for each name, and a diamond where there is a mark."""
+    """Draw a point with its interval for each name, and a diamond where there is a mark.
+
+    ``longest``: the last letters of a name that are written; 0: all.
+    """
     # Not bars: their lengths mislead on an axis that does not begin at 0.
     places = [names.index(name) for name in figures]
     how: Any = {"fmt": "o", "color": COLOURS[0], "capsize": 3, "label": "mean ± deviation"}
@@ -329,6 +321,9 @@ def draw_intervals(
         others = [*known.values()], [*known]
         axes.plot(*others, "D", color=COLOURS[1], markersize=5, label=mark)
     axes.locator_params(axis="x", nbins=5)  # more labels would touch each other
+    axes.set_xlabel(label)
+    axes.set_yticks(range(len(names)), [name[-longest:] for name in names], fontsize=9)
+    axes.set_ylim(len(names) - 0.5, -0.5)
     open_grid(axes)
 
 
@@ -456,14 +451,10 @@ def draw_classes(axes: Axes, counts: Counts, classes: Sequence[str] | None) -> N
     axes.set_ylabel("class")
 
 
-def clients_panel(label: str, values: Mapping[int, float]) -> str:
+def draw_clients(axes: Axes, label: str, values: Mapping[int, float]) -> None:
     """Draw one figure of each client, the lowest first."""
-    known = {client: value for client, value in values.items() if np.isfinite(value)}
-    if not known:
-        return ""
-    ordered = sorted(known, key=lambda client: known[client])
-    heights = [known[client] for client in ordered]
-    figure, axes = panel()
+    ordered = sorted(values, key=lambda client: values[client])
+    heights = [values[client] for client in ordered]
     if len(ordered) <= CLIENT_BARS:
         axes.bar(range(len(ordered)), heights, color=COLOURS[0], width=0.8)
         size = 9 if len(ordered) <= CLIENT_BARS // 2 else 6
@@ -476,25 +467,11 @@ def clients_panel(label: str, values: Mapping[int, float]) -> str:
         axes.set_xlabel(f"share of {len(heights):,} clients that have this or less")
     mean = float(np.mean(heights))
     axes.axhline(mean, color=GREY, linestyle="--", linewidth=1.1, label=f"mean {mean:.3f}")
-    figure.legend(loc="outside upper left", frameon=False, fontsize=8)
+    axes.figure.legend(loc="outside upper left", frameon=False, fontsize=8)
     axes.set_ylabel(label)
     axes.set_ylim(0, 1.02)
     open_grid(axes)
     axes.set_axisbelow(True)
-    return svg(figure)
-
-
-def intervals_panel(label: str, figures: Mapping[str, tuple[float, float]]) -> str:
-    """Draw mean and deviation of each run beside each other."""
-    known = {name: Interval(*one, None) for name, one in figures.items() if np.isfinite(one[0])}
-    if not known:
-        return ""
-    figure, axes = panel(height=1.3 + 0.3 * len(known))
-    draw_intervals(axes, list(known), known, "")
-    axes.set_yticks(range(len(known)), [name[-28:] for name in known], fontsize=8)
-    axes.set_ylim(len(known) - 0.5, -0.5)
-    axes.set_xlabel(label)
-    return svg(figure)
 
 
 # Parts of pictures -------------------------------------------------------------------------------
@@ -586,23 +563,13 @@ def plot(
     save(figure, path, title)
 
 
-def drawn(draw: Callable[..., object], *given: object, height: float = SIZE[1]) -> str:
-    """Draw a panel by one of the functions ``draw_...``, as an SVG element."""
-    figure, axes = panel(height)
-    draw(axes, *given)
-    return svg(figure)
-
-
-def panel(height: float = SIZE[1]) -> tuple[Figure, Axes]:
-    """Make a small panel to draw in."""
+def drawn(draw: Callable[..., object], *given: object, height: float = SIZE[1], **more: Any) -> str:
+    """Draw a panel by one of the functions ``draw_...``, as an SVG element of any width."""
+    stream = io.StringIO()
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(SIZE[0], height), layout="constrained")
-        return figure, figure.subplots()
-
-
-def svg(figure: Figure) -> str:
-    """Write a figure as an SVG element as wide as its container."""
-    stream = io.StringIO()
+        axes = figure.subplots()
+    draw(axes, *given, **more)
     # Names of clipped parts must differ between the pictures of one page, and not between runs.
     salt = sha256(repr([axes.get_ylabel() for axes in figure.axes]).encode()).hexdigest()
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": salt}):

@@ -12,6 +12,7 @@ from typing import Any
 
 from flower_graph import __version__
 from flower_graph.config.common import BEST, NOTHING
+from flower_graph.config.foreign import SUMMARY
 from flower_graph.records.rounds import WAYS, RoundReport, figure_text, format_bytes, merit
 from flower_graph.storage.files import plain, write_json
 from flower_graph.storage.reading import Tree
@@ -52,29 +53,28 @@ def make_result(
     # Only methods that learn graphs or align embeddings have these keys.
     of_some: dict[str, Tree] = {"structure": last.structure, "alignment": last.alignment}
     of_some["participation"] = summarise_participation(one.participation for one in reports)
-    result: dict[str, object] = {"config": config, "seed": config.get("seed")}
-    result["rounds"] = len(reports)
+    scores: dict[str, object] = {}
     for name in dict.fromkeys([ACCURACY, *metrics]):
-        result |= {f"{role}-{name}": last.score(name, role) for role in ("test", "val", "train")}
-        result[f"test-{name}-at-best-val"] = best.score(name, "test") if best else None
-        result[f"best-val-{name}"] = best.score(name, "val") if best else None
+        scores |= {f"{role}-{name}": last.score(name, role) for role in ("test", "val", "train")}
+        scores[f"test-{name}-at-best-val"] = best.score(name, "test") if best else None
+        scores[f"best-val-{name}"] = best.score(name, "val") if best else None
     if last.confusion:
-        result["test-confusion"] = last.confusion
-        result["test-confusion-at-best-val"] = best.confusion if best else None
+        scores["test-confusion"] = last.confusion
+        scores["test-confusion-at-best-val"] = best.confusion if best else None
     seconds: Tree = {"total": total, "first-round": reports[0].seconds}
     seconds["per-round-median"] = statistics.median(report.seconds for report in reports)
-    # A part that a round does not name took no time.
-    parts = {
-        name: [report.parts.get(name, 0.0) for report in reports]
-        for name in dict.fromkeys(name for report in reports for name in report.parts)
-    }
-    if parts:
+    if names := dict.fromkeys(name for report in reports for name in report.parts):
+        # A part that a round does not name took no time.
+        parts = {name: [report.parts.get(name, 0.0) for report in reports] for name in names}
         seconds["parts"] = {
             name: {"total": sum(values), "per-round-median": statistics.median(values)}
             for name, values in parts.items()
         }
     return {
-        **result,
+        "config": config,
+        "seed": config.get("seed"),
+        "rounds": len(reports),
+        **scores,
         "best-round": best.round if best else None,
         "loss": last.loss,
         **{name: figures for name, figures in of_some.items() if figures},
@@ -88,13 +88,11 @@ def make_result(
     }
 
 
-# Any: settings by name
 def metrics_of(config: Mapping[str, Any]) -> Sequence[str]:
     """Return the metrics that a run reports, by its settings; the first decides its best round."""
     return config.get("metrics") or [ACCURACY]
 
 
-# Any: likewise
 def metrics_shown(config: Mapping[str, Any]) -> Sequence[str]:
     """Return the metrics that a run has: those reported and, but of numbers, the accuracy."""
     metrics = metrics_of(config)
@@ -123,7 +121,7 @@ def summarise(out: Path, results: Sequence[Mapping[str, object]]) -> dict[str, o
     if not results:
         raise ValueError("results: none given; at least one is needed")
     summary: dict[str, object] = join([plain(result) for result in results])
-    write_json(out / "summary.json", summary)
+    write_json(out / SUMMARY, summary)
     return summary
 
 
@@ -253,7 +251,6 @@ def describe_baselines(result: Tree) -> list[str]:
     return [", ".join(figures), *(["; ".join(words)] if words else [])]
 
 
-# Any: settings by name
 def worth_trying(config: Mapping[str, Any]) -> list[str]:
     """Name the settings to try first where a method is not better than its baselines."""
     found = []

@@ -184,15 +184,14 @@ class Trackers:
     """The trackers of one run, started with its first round."""
 
     def __init__(self, names: Sequence[str], out: Path, config: Tree, title: str = "") -> None:
-        self._names, self._out, self._config, self._title = names, out, config, title
+        self._waiting, self._out, self._config, self._title = names, out, config, title
         self._active: dict[str, Tracker] = {}
-        self._is_started = False
 
     def see(self, report: RoundReport) -> None:
         # Not earlier: a run that fails before its first round leaves nothing, anywhere.
-        if self._names and not self._is_started:
-            self._is_started = True
-            self._start(report.round)
+        names, self._waiting = self._waiting, ()
+        if names:
+            self._start(names, report.round)
         shown = figures_of(report)
         for name, tracker in list(self._active.items()):
             self._guarded(name, partial(tracker.log, report.round, shown))
@@ -205,7 +204,7 @@ class Trackers:
             self._guarded(name, partial(tracker.finish, final))
         self._active = {}
 
-    def _start(self, first_round: int) -> None:
+    def _start(self, names: Sequence[str], first_round: int) -> None:
         for name, value in DEFAULTS.items():
             os.environ.setdefault(name, value)
         known, path = dict[str, str](), self._out / IDS
@@ -217,15 +216,15 @@ class Trackers:
         top = self._out.parent if is_one_of_several else self._out
         label = f"{top.name}/{self._out.name}" if is_one_of_several else top.name
         settings = visible({"config": self._title, **self._config})
+        about = self._out, top.parent, label, top.name, settings, first_round
 
         def start(name: str) -> None:
-            about = label, top.name, settings, first_round, known.get(name)
-            tracker = TRACKERS[name](self._out, top.parent, *about)
+            tracker = TRACKERS[name](*about, known.get(name))
             if identity := tracker.start():
                 known[name] = identity
             self._active[name] = tracker
 
-        for name in self._names:
+        for name in names:
             self._guarded(name, partial(start, name))
         if known:
             write_json(path, known)

@@ -13,27 +13,16 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from flower_graph.config.common import CHECKPOINTS
-from flower_graph.config.foreign import CONFIG, DATA, RUN_OF
+from flower_graph.config.foreign import CONFIG, DATA, IN_RUN, METRICS, RESULT, RUN_OF
 from flower_graph.data.new_graph import DataForm
 from flower_graph.errors import CheckpointError, OutputError
-from flower_graph.outputs.figures import IN_RUN
 from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.report.result import BASELINES, best_round, make_result, metrics_of, tested
-from flower_graph.storage.files import (
-    FolderLock,
-    append_line,
-    json_line,
-    missing_folders,
-    plain,
-    prepare_folder,
-    remove_all_empty,
-    write_json,
-)
+from flower_graph.storage import files
 from flower_graph.storage.reading import Tree
 from flower_graph.storage.writing import named, remove, remove_folder, replaced, saying, written
 
 LOG = logging.getLogger(__name__)
-RESULT = "result.json"
 RISE = 10  # a loss above the lowest so far times this, and above the first, is warned of
 
 
@@ -50,15 +39,15 @@ class RunWriter:
         steadying: Sequence[str] = (),
         title: str = "",
     ) -> None:
-        self._made = missing_folders(named(out))
-        self.out = prepare_folder(out, may_exist=resume_round is not None)
+        self._made = files.missing_folders(named(out))
+        self.out = files.prepare_folder(out, may_exist=resume_round is not None)
         with saying(self.out):
-            self._lock = FolderLock(self.out)
-        self.config, self._title = plain(config), title
+            self._lock = files.FolderLock(self.out)
+        self.config, self._title = files.plain(config), title
         self._draw_more = draw  # draws the method's own pictures; takes folder, reports, title
         self._steadying = " or ".join(steadying)  # settings to change when the loss rises
         self._has_warned = self._has_written = False
-        self.metrics = self.out / "metrics.jsonl"
+        self.metrics = self.out / METRICS
         self.reports: list[RoundReport] = []
         self._resumed = resume_round is not None
         try:
@@ -83,7 +72,7 @@ class RunWriter:
         assert not self.reports or report.round > self.reports[-1].round
         self._warn_of_loss(report)
         self._take_over()
-        append_line(self.metrics, report.to_record())
+        files.append_line(self.metrics, report.to_record())
         self.reports.append(report)
 
     def finish(
@@ -96,21 +85,20 @@ class RunWriter:
             raise OutputError(f"{self.out}: no round was run, so there is no result to write")
         self._take_over()
         made = make_result(self.config, self.reports, time.perf_counter() - self._started)
-        result: dict[str, object] = plain({**made, **final})
+        result: dict[str, object] = files.plain({**made, **final})
         if state:
-            import numpy as np
             import torch
 
             from flower_graph.outputs.files import apart
             from flower_graph.storage.formats import write_tensors
 
             weights = {
-                name: one if isinstance(one, torch.Tensor) else torch.from_numpy(np.array(one))
+                name: one if isinstance(one, torch.Tensor) else torch.tensor(one)
                 for name, one in state.items()
             }
             with written(self.out / "weights.safetensors") as stream:
                 write_tensors(stream, apart(weights))
-        write_json(self.out / RESULT, result)
+        files.write_json(self.out / RESULT, result)
         self._draw({BASELINES[key]: value for key, value in tested(result).items()})
         self.close()
         return result
@@ -123,10 +111,9 @@ class RunWriter:
                 with suppress(OSError):
                     remove_folder(self.out / name)
         self._lock.release()
-        remove_all_empty(self._made)
+        files.remove_all_empty(self._made)
 
     def _draw(self, baselines: Mapping[str, float]) -> None:
-        """Draw the pictures; one round alone is no curve, and has those of a round only."""
         out, reports, title = self.out, self.reports, _title(self.config)
         best = best_round(reports, metrics_of(self.config)[0]) or reports[-1]
         if self._draw_more is not None:
@@ -139,9 +126,10 @@ class RunWriter:
         if best.confusion:
             about, size = f"{title} · test, round {best.round}", (5.2, 4.4)
             plot(out / "confusion.png", draw_confusion, best.confusion, title=about, size=size)
-        if len(reports) > 1:
-            save_curves(out / "curves.png", reports, title=title, baselines=baselines)
-        if len(reports) > 1 and any(report.participation for report in reports):
+        if len(reports) < 2:  # one round alone is no curve
+            return
+        save_curves(out / "curves.png", reports, title=title, baselines=baselines)
+        if any(report.participation for report in reports):
             save_participation(out / "participation.png", reports, title=title)
 
     def _take_over(self) -> None:
@@ -154,7 +142,7 @@ class RunWriter:
         if self._resumed:
             remove(self.out / RESULT)
             with written(self.metrics) as stream:
-                stream.writelines(json_line(report.to_record()) for report in self.reports)
+                stream.writelines(files.json_line(report.to_record()) for report in self.reports)
         write_config(self.out, self.config, self._title)
 
     def _warn_of_loss(self, report: RoundReport) -> None:
@@ -181,7 +169,7 @@ def write_config(folder: Path, config: Mapping[str, object], title: str = "") ->
     """
     head = f"{RUN_OF}{' '.join(title.split())}\n" if title else ""
     with saying(folder / CONFIG), replaced(folder / CONFIG) as stream:
-        text = OmegaConf.to_yaml(OmegaConf.create(plain(config)))
+        text = OmegaConf.to_yaml(OmegaConf.create(files.plain(config)))
         stream.write((head + text).encode())
 
 

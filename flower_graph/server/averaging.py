@@ -25,15 +25,25 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Strategy
+from flwr.serverapp.strategy import (
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedTrimmedAvg,
+    FedYogi,
+    Krum,
+    Strategy,
+)
 from numpy.typing import NDArray
 
-from flower_graph.config.common import RobustSection
+from flower_graph.config.common import KRUM, MEDIAN, NO_DEFENCE, TRIMMED_MEAN, RobustSection
 from flower_graph.errors import MalformedReplyError, brief, one_line
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.records.participation import NOT_CONNECTED
@@ -42,8 +52,10 @@ from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session, unsaved
 from flower_graph.storage.reading import StateDict
-from flower_graph.wire.arrays import encode_array, own_records, pack_integers, read_array
+from flower_graph.wire.arrays import encode_array, own_records, read_array
 from flower_graph.wire.averaging import (
+    LEFT_OUT,
+    Asked,
     ClientReply,
     clients_of,
     count_payload,
@@ -53,27 +65,29 @@ from flower_graph.wire.averaging import (
     stacked,
     weight_of,
 )
-from flower_graph.wire.client_errors import Kind, kind_of, no_content
+from flower_graph.wire.client_errors import no_content
 from flower_graph.wire.counts import added, counts_size, read_counts
-from flower_graph.wire.exchange import MAX_NAMED, Rejected, log_rejected, unreadable
-from flower_graph.wire.fields import MAX_LINES, read_not_saved, reason_of
+from flower_graph.wire.exchange import (
+    Rejected,
+    log_rejected,
+    read_replies,
+    require_content,
+    unreadable,
+)
+from flower_graph.wire.fields import read_entry, read_not_saved
 from flower_graph.wire.keys import (
     ARRAYS,
     CHECKPOINT,
-    CLIENTS,
     CONFIG,
     COUNTING,
     EXTRAS,
-    LEFT_OUT,
     MAX_NUMBER,
     MAX_WEIGHT,
     NUM_EXAMPLES,
-    OWN_ARRAYS,
-    ROW_EACH,
     ROWS,
     RUN_TOKEN,
 )
-from flower_graph.wire.ledger import reply_bytes, size_of, too_large
+from flower_graph.wire.ledger import reply_bytes
 
 LOG = logging.getLogger(__name__)
 # Flower's, of which the next model depends on nothing but the clients' weighted mean
@@ -99,16 +113,6 @@ class Wanted(NamedTuple):
     extras: Mapping[str, tuple[int, ...]] = MappingProxyType({})  # shapes of further arrays
     counted: tuple[int, str] = NOT_COUNTED  # number of classes, and the kind of counts
     rows: bool = False  # of each client that was asked, where a SuperNode has several
-
-
-class Checked(NamedTuple):
-    """The checked replies of one exchange."""
-
-    # In the order of the messages sent; rows in that of the clients
-    usable: list[ClientReply]
-    # Every other node that was asked, and clients that are left out
-    rejected: list[Rejected]
-    failed: dict[int, str]  # clients that were asked and whose training does not count
 
 
 @dataclass
@@ -166,6 +170,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         If an argument is impossible.
     """
 
+    _warned = 0  # answers at the last warning that they are too few for a robust average
     personal: bool = False  # whether ``combine`` gives each client arrays of its own
     weighted_sum: bool = True  # of ``combine`` as it is here; a class with another says it anew
 
@@ -192,7 +197,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
             checkpoint_every=checkpoint_every,
         )
         self.central_noise: CentralNoise | None = None  # see ``flower_graph.privacy.central``
-        self.robust: RobustSection | None = None  # see ``flower_graph.server.robust``
+        self.robust: RobustSection | None = None  # see ``make_robust``
         self.arrays, self.own_arrays = ArrayRecord(), dict[int, ArrayRecord]()
         self.best = BestRound()
         self._round = RoundSoFar()
@@ -245,13 +250,13 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         None
             The models stay as they are.
         """
-        average, messages = super().aggregate_train, [reply.message for reply in replies]
+        messages, noise = [reply.message for reply in replies], self.central_noise
         self._round.is_averaged = True
-        if self.central_noise is None:
-            arrays, trained = average(self._round.number, messages)
-        else:
-            noisy = self.central_noise.average
-            arrays, trained = noisy(self._round.number, self.arrays, messages, average)
+        if noise is not None:
+            noise.clip(self.arrays, messages)
+        arrays, trained = super().aggregate_train(self._round.number, messages)
+        if noise is not None and arrays is not None:
+            noise.blur(arrays, len(messages))
         self._round.trained = trained or MetricRecord()
         return arrays
 
@@ -333,8 +338,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
             session.open(grid, session.timeout, session.rounds)
         session.gather(server_round, "no SuperNode can take part")
         self.prepare(server_round)
-        hosted = {n: session.members.clients[n] for n in session.members.present(session.connected)}
-        drawn = session.participants(server_round, hosted)
+        drawn = session.participants(server_round, session.members.present(session.connected))
         messages = super().configure_train(server_round, arrays, config, grid_of(list(drawn)))
         sent = self._send(messages, drawn, wants_rows=not self.is_weighted_sum)
         session.asked = {node: drawn[node] for node in (m.metadata.dst_node_id for m in sent)}
@@ -348,39 +352,39 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         asked = {node: list(session.asked[node]) for node in session.asked}
         session.ledger.count_messages("up", replies)
         count_payload(session.ledger, self._round.sent, replies, asked)
-        checked = self._checked(server_round, replies, self.arrays, asked)
+        usable, failed = self._checked(server_round, replies, self.arrays, asked)
         so_far = self._round
-        so_far.failed |= checked.failed
-        so_far.used |= {client for reply in checked.usable for client in reply.clients}
+        so_far.failed |= failed
+        so_far.used |= {client for reply in usable for client in reply.clients}
         # A SuperNode that names no clients is one
-        so_far.unnamed += sum(not reply.clients for reply in checked.usable)
-        if not checked.usable:
+        so_far.unnamed += sum(not reply.clients for reply in usable)
+        if not usable:
             so_far.skipped = f"none of {len(so_far.sent)} SuperNodes gave a usable answer to train"
             return None, None
-        return self._combined(checked.usable), so_far.trained
+        return self._combined(usable), so_far.trained
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         self.arrays, session = arrays, self.session
-        connected = session.exchange.nodes(session.min_nodes, session.timeout)
-        present = session.members.present(connected)
+        nodes = session.exchange.nodes(session.min_nodes, session.timeout)
+        present = session.members.present(nodes)
         # Where Flower's own loop runs the round, nothing is saved
         saves = self._kept is not None and session.is_due(server_round)
         if not present:  # Flower would wait for one without an end
             return self._send([], {})
         if saves:
             config[CHECKPOINT], config[RUN_TOKEN] = True, session.run
-        messages = super().configure_evaluate(server_round, arrays, config, grid_of(present))
-        return self._send(messages, {node: session.members.clients[node] for node in present})
+        grid = grid_of(list(present))
+        return self._send(super().configure_evaluate(server_round, arrays, config, grid), present)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         self._round.measured = list(replies)
         self.session.ledger.count_messages("up", self._round.measured)
-        checked = self._checked(server_round, self._round.measured, None)
-        usable = [reply.message for reply in checked.usable]
+        checked, _ = self._checked(server_round, self._round.measured, None)
+        usable = [reply.message for reply in checked]
         metrics = super().aggregate_evaluate(server_round, usable) if usable else None
         self._round.evaluated = metrics or MetricRecord()
         self.counts = added(read_counts(reply.content, *self.counted) for reply in usable)
@@ -429,6 +433,11 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     # Helpers
 
     def _combined(self, replies: list[ClientReply]) -> ArrayRecord | None:
+        why = "" if self.robust is None else too_few(self.robust, len(replies))
+        if why and len(replies) != self._warned:
+            self._warned = len(replies)
+            number = self._round.number
+            LOG.warning("round %d: no protection from hostile clients: %s", number, why)
         combined = self.combine(replies)
         if not self._round.is_averaged:
             if self.central_noise is not None or self.robust is not None:
@@ -476,22 +485,21 @@ class ReportedFedAvg(RoundLoop, FedAvg):
             clients = asked.get(node, ())
             has_own = any(client in self.own_arrays for client in clients)
             has_rows = has_own and len(clients) > 1
-            own = [self.own_arrays.get(client, self.arrays) for client in clients if has_own]
-            arrays = stacked(own) if has_rows else own[0] if own else None
+            own = [self.own_arrays.get(client, self.arrays) for client in clients]
             # Flower builds all messages of a round around one content: what is changed for one
             # client would be changed for all.
             message.content = content = own_records(message.content)
-            if arrays is not None:
-                content[self.arrayrecord_key] = arrays
+            if has_own:
+                content[self.arrayrecord_key] = stacked(own) if has_rows else own[0]
             for name, record in [*content.array_records.items()]:
                 content[name] = ArrayRecord({key: copy.copy(one) for key, one in record.items()})
-            entries = message.content.config_records[self.configrecord_key]
-            if len(clients) < len(members.clients.get(node, ())):
-                entries[CLIENTS] = pack_integers(np.array(clients, np.int64))
-            if has_rows:
-                entries[OWN_ARRAYS] = True
-            if wants_rows and len(clients) > 1:
-                entries[ROW_EACH] = True
+            are_some = len(clients) < len(members.clients.get(node, ()))
+            request = Asked(
+                np.array(clients, np.int64) if are_some else None,
+                has_rows=has_rows or None,
+                wants_rows=(wants_rows and len(clients) > 1) or None,
+            )
+            message.content.config_records[self.configrecord_key].update(request.to_config())
             sent.append(message)
         self._round.sent = sent
         self.session.ledger.count_messages("down", sent)
@@ -503,17 +511,17 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         replies: Sequence[Message],
         model: ArrayRecord | None,
         asked: Mapping[int, Sequence[int]] = MappingProxyType({}),
-    ) -> Checked:
+    ) -> tuple[list[ClientReply], dict[int, str]]:
         """Check the replies; note and log every node and client that is left out."""
         most = partial(self.most_examples, training=model is not None)
         rows, timeout = model is not None and not self.is_weighted_sum, self.session.timeout
         wanted = Wanted(model, self.extras(), self.counted, rows)
-        checked = check_replies(self._round.sent, replies, wanted, timeout, most, asked)
-        where = "evaluate: " if model is None else ""
-        named = [replace(entry, reason=where + entry.reason) for entry in checked.rejected]
+        sent, where = self._round.sent, "evaluate: " if model is None else ""
+        usable, rejected, failed = check_replies(sent, replies, wanted, timeout, most, asked)
+        named = [replace(entry, reason=where + entry.reason) for entry in rejected]
         self.session.leave_out(named)
         log_rejected(LOG, server_round, "left out", named)
-        return checked
+        return usable, failed
 
 
 # Checks of replies, and of what ``combine`` returns ----------------------------------------------
@@ -529,76 +537,87 @@ def check_replies(
     timeout: float,
     most_examples: Callable[[int], int | None] = lambda node: None,
     asked: Mapping[int, Sequence[int]] = MappingProxyType({}),
-) -> Checked:
-    """Leave out replies that cannot be averaged; ``asked`` has the clients of each SuperNode."""
+) -> tuple[list[ClientReply], list[Rejected], dict[int, str]]:
+    """Leave out replies that cannot be averaged; ``asked`` has the clients of each SuperNode.
+
+    Returned are the usable ones, in the order of the messages sent, rows in that of the clients;
+    every other node that was asked, and clients that are left out; and why the training of clients
+    that were asked does not count.
+    """
     nodes = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
-    came, rejected = dict[int, Message](), list[Rejected]()
+    came = dict[int, Message]()
     for reply in replies:
         # An error that the grid writes for a lost node comes from the grid's own id.
-        sender, answers = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
-        node = nodes.get(answers, sender)
-        if reply.has_content() and sender != node:
-            rejected.append(Rejected(sender, f"reply in the name of node {node}"))
-        else:
+        node = nodes.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
+        if reply.has_error() or node == reply.metadata.src_node_id:
             came.setdefault(node, reply)
-    order = [node for node in nodes.values() if node in came]
-    order += sorted(came.keys() - set(order))
-    rows = asked if wanted.rows else {}
-    reasons = {n: f"no reply within {timeout:g} s" for n in nodes.values() if n not in came}
-    parts, bad, claimed = dict[Place, Message](), dict[Place, str](), Counter[int]()
-    for node in order:
-        clients = rows.get(node, ())
+    rows: Mapping[int, Sequence[Any]] = asked if wanted.rows else {}  # one row is of None
+    said = dict[int, dict[Any, str]]()  # by node: the clients that it has left out itself
+
+    def read(node: int, reply: Message) -> dict[Place, Message]:
+        clients = rows.get(node) or [None]
+        _check_whole(reply, wanted, len(clients))
+        said[node] = read_entry(LEFT_OUT, reply.content)
+        own = split_rows(reply, clients) if len(clients) > 1 else {clients[0]: reply}
+        return {(node, client): part for client, part in own.items()}
+
+    order = [*nodes.values(), *sorted(came.keys() - set(nodes.values()))]
+    late = dict.fromkeys(order, f"no reply within {timeout:g} s")
+    whole = read_replies(late, came.items(), read)
+    parts = {at: reply for own in whole.values.values() for at, reply in own.items()}
+    bad = _bad_parts(parts, wanted, most_examples)
+    fit = {place: reply for place, reply in parts.items() if place not in bad}
+    rejected, failed = whole.rejected, dict[int, str]()
+    for node in whole.values:
+        clients = rows.get(node) or [None]
+        unfit = {c: bad.get((node, c), NO_ROW) for c in clients if (node, c) not in fit}
+        lines: dict[int | None, str] = {**unfit, **said[node]}
+        hosted = set(asked.get(node, ()))  # a SuperNode may name its own clients only
+        failed |= {c: why for c, why in lines.items() if c is not None and c in hosted}
+        words = [why if c is None else f"client {c}: {why}" for c, why in lines.items()]
+        rejected += [Rejected(node, one_line(line)) for line in words]
+    found = [
+        read_reply(fit[node, client], asked.get(node, ()) if client is None else [client])
+        # stable: otherwise as they were sent
+        for node, client in sorted(fit, key=lambda at: (at[1] is None, at[1] or 0))
+    ]
+    return found, rejected, failed
+
+
+def _bad_parts(
+    parts: Mapping[Place, Message], wanted: Wanted, most_examples: Callable[[int], int | None]
+) -> dict[Place, str]:
+    """Return why parts of replies cannot be averaged."""
+    bad, claimed = dict[Place, str](), Counter[int]()
+    for place, reply in parts.items():
         try:
-            _check_whole(came[node], wanted, len(clients) or 1)
-            own: dict[int | None, Message] = {clients[0] if clients else None: came[node]}
-            if len(clients) > 1:
-                own = {c: one for c, one in split_rows(came[node], clients).items()}
+            _check_part(reply, wanted)
+            claimed[place[0]] += weight_of(reply)  # type: ignore[assignment]
         except Exception as error:
-            reasons[node] = unreadable(error)
-            continue
-        for client, reply in own.items():
-            parts[node, client] = reply
-            try:
-                _check_part(reply, wanted)
-                claimed[node] += weight_of(reply)  # type: ignore[assignment]
-            except Exception as error:
-                bad[node, client] = unreadable(error)
-    for at in [place for place in parts if place not in bad]:
-        most, weight = most_examples(at[0]), claimed[at[0]]
+            bad[place] = unreadable(error)
+    # Flower needs the same metrics in all replies: each one's name and length
+    forms = dict[Place, frozenset[tuple[str, int]]]()
+    for place in [place for place in parts if place not in bad]:
+        most, weight = most_examples(place[0]), claimed[place[0]]
         if most is not None and weight > most:
-            bad[at] = f"{NUM_EXAMPLES} is {weight}, its SuperNode has {most}"
-    bad |= _odd_ones({at: one for at, one in parts.items() if at not in bad})
-    reasons |= {at[0]: why for at, why in bad.items() if len(rows.get(at[0], ())) < 2}
-    kinds = {node: kind_of(reply) for node, reply in came.items()}
-    out = [Rejected(n, one_line(why), kinds.get(n, Kind.OTHER)) for n, why in reasons.items()]
-    failed = dict[int, str]()
-    for node in (node for node in order if node not in reasons):
-        lines = (came[node].content.config_records.get(CONFIG) or ConfigRecord()).get(LEFT_OUT, [])
-        named = [(one, reason_of(one)) for one in (lines if isinstance(lines, list) else [lines])]
-        more = [f"and {len(named) - MAX_NAMED} more clients"] if len(named) > MAX_NAMED else []
-        words = [line if own is None else f"client {own[0]}: {own[1]}" for line, own in named]
-        out += [Rejected(node, one_line(line)) for line in [*words[:MAX_NAMED], *more]]
-        local = set(asked.get(node, ()))  # it may name its own clients only
-        said = {own[0]: own[1] for _, own in named[:MAX_LINES] if own and own[0] in local}
-        unfit = {c: NO_ROW for c in rows.get(node, ()) if (node, c) not in parts}
-        unfit |= {c: bad[node, c] for c in rows.get(node, ()) if (node, c) in bad}
-        failed |= unfit | said
-        unsaid = {c: why for c, why in unfit.items() if c not in said}
-        out += [Rejected(node, one_line(f"client {c}: {why}")) for c, why in unsaid.items()]
-    usable = [place for place in parts if place not in bad]
-    usable.sort(key=lambda at: (at[1] is None, at[1] or 0))  # stable: otherwise as they were sent
-    whose = [asked.get(node, ()) if client is None else [client] for node, client in usable]
-    found = [read_reply(parts[at], own) for at, own in zip(usable, whose, strict=True)]
-    return Checked(found, out + rejected, failed)
+            bad[place] = f"{NUM_EXAMPLES} is {weight}, its SuperNode has {most}"
+            continue
+        ((local, record),) = parts[place].content.metric_records.items()
+        lengths = [(name, len(v) if isinstance(v, list) else -1) for name, v in record.items()]
+        forms[place] = frozenset([*lengths, (local, RECORD)])
+    common = next(iter(Counter(forms.values()).most_common(1)), (frozenset(), 0))[0]
+    for place, form in forms.items():
+        if form != common:
+            odd = brief(sorted(dict(common ^ form)), 80)
+            bad[place] = f"metrics are not as in the other replies: {odd}"
+    return bad
 
 
 def _check_whole(reply: Message, wanted: Wanted, clients: int) -> None:
     numbers = sum(map(math.prod, wanted.extras.values())) + counts_size(*wanted.counted)
     # float64 where float32 would do
     model = 0 if wanted.model is None else 2 * wanted.model.count_bytes()
-    most = clients * (reply_bytes(numbers) + model)
-    if (problem := too_large(reply, size_of(reply), most) or no_content(reply)) is not None:
-        raise MalformedReplyError(problem)
+    require_content(reply, clients * (reply_bytes(numbers) + model))
     if clients > 1 and ROWS not in (reply.content.config_records.get(CONFIG) or ()):
         raise MalformedReplyError(f"one mean for {clients} clients, expected a row of each")
     if wanted.model is None:
@@ -651,23 +670,6 @@ def _check_part(reply: Message, wanted: Wanted) -> None:
         raise MalformedReplyError(f"it speaks for {count} clients; one was asked")
 
 
-def _odd_ones(replies: dict[Place, Message]) -> dict[Place, str]:
-    """Find replies whose metrics differ from most replies': Flower needs the same in all."""
-    forms = dict[Place, frozenset[tuple[str, int]]]()  # each metric's name and length
-    for place, reply in replies.items():
-        ((local, record),) = reply.content.metric_records.items()
-        lengths = [(name, len(v) if isinstance(v, list) else -1) for name, v in record.items()]
-        forms[place] = frozenset([*lengths, (local, RECORD)])
-    if not forms:
-        return {}
-    ((common, _),) = Counter(forms.values()).most_common(1)
-    return {
-        place: f"metrics are not as in the other replies: {brief(sorted(dict(common ^ form)), 80)}"
-        for place, form in forms.items()
-        if form != common
-    }
-
-
 def checked_model(arrays: Arrays, model: ArrayRecord, what: str) -> ArrayRecord:
     """Check arrays that ``combine`` returned, and return them with the types of the model."""
     if arrays.keys() != model.keys():
@@ -687,6 +689,42 @@ def checked_model(arrays: Arrays, model: ArrayRecord, what: str) -> ArrayRecord:
     return record
 
 
+# Averages that a few hostile clients cannot move far ----------------------------------------------
+
+# Each client's answer counts once, whatever its weight or SuperNode: SuperNodes send a row for each
+# client. A hostile SuperNode counts as many hostile clients as it hosts.
+
+S = TypeVar("S", bound=ReportedFedAvg)
+AVERAGES: dict[str, type[FedAvg]] = {KRUM: Krum, TRIMMED_MEAN: FedTrimmedAvg, MEDIAN: FedMedian}
+
+
+# Any: each kind has options of its own
+def make_robust(kind: type[S], how: RobustSection, *args: object, **options: Any) -> S:
+    """Build a strategy with another average."""
+    if how.robust == NO_DEFENCE:
+        return kind(*args, **options)
+    average = AVERAGES[how.robust]
+    made: type[S] = type(f"{kind.__name__}With{average.__name__}", (kind, average), {})
+    strategy: Any = made(*args, **options)
+    strategy.robust = how
+    # Set here, since not every base class passes on unknown arguments.
+    strategy.num_malicious_nodes, strategy.beta = how.num_malicious, how.beta
+    result: S = strategy
+    return result
+
+
+def too_few(how: RobustSection, answers: int) -> str:
+    """Return why an average of so few answers protects nobody, or an empty string."""
+    if how.robust == KRUM and answers < (needed := 2 * how.num_malicious + 3):
+        named = f"strategy.num_malicious={how.num_malicious}"
+        return f"krum with {named} needs {needed} clients, {answers} answered"
+    if how.robust == TRIMMED_MEAN and not int(how.beta * answers):
+        return f"strategy.beta={how.beta:g} leaves out none of {answers} clients"
+    if how.robust == MEDIAN and answers < 3:
+        return f"the median of {answers} clients is their mean"
+    return ""
+
+
 # What a strategy of Flower's keeps ----------------------------------------------------------------
 
 PLAIN = (bool, int, float, str, type(None), np.ndarray, np.generic, list, dict, ArrayRecord)
@@ -703,14 +741,11 @@ class StrategyState:
 
     def __init__(self, strategy: object, others: Collection[str] = OWN) -> None:
         self._strategy, self._others = strategy, set(others)
-        self._start = {name: _copied(value) for name, value in self._attributes().items()}
+        self._start = self._attributes()
 
     def state_dict(self) -> dict[str, object]:
-        return {
-            name: value
-            for name, value in self._attributes().items()
-            if name not in self._start or not _same(value, self._start[name])
-        }
+        now, start = self._attributes(), self._start
+        return {n: one for n, one in now.items() if n not in start or not _same(one, start[n])}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Restore the output of ``state_dict``; reset all other attributes."""
@@ -719,7 +754,7 @@ class StrategyState:
 
     def _attributes(self) -> dict[str, object]:
         local = vars(self._strategy)
-        return {name: value for name, value in local.items() if name not in self._others}
+        return {n: _copied(value) for n, value in local.items() if n not in self._others}
 
 
 def _copied(value: object) -> object:

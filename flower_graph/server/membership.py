@@ -21,10 +21,10 @@ from flower_graph.config.rules import at_least
 from flower_graph.data.folders.party import MEMBERS, Member
 from flower_graph.errors import MalformedReplyError, MembershipError, one_line
 from flower_graph.records.participation import ranges
-from flower_graph.wire.arrays import record_of
+from flower_graph.wire.arrays import each_once, record_of
 from flower_graph.wire.averaging import Enrolment
 from flower_graph.wire.client_errors import Kind
-from flower_graph.wire.exchange import Exchange, Rejected, sorted_out
+from flower_graph.wire.exchange import Exchange, Rejected
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CONFIG, FORMAT, MESSAGE_FORMAT, VERSION
 from flower_graph.wire.ledger import ENROLMENT
@@ -33,8 +33,9 @@ from flower_graph.wire.ledger import ENROLMENT
 Answered = Any
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+OWN = "give each SuperNode a partition-id or a data-folder of its own"
 REMEDY = (
-    "if they have, one of them lies: write the node-id of each authenticated SuperNode "
+    f"{OWN}; if they have, one of them lies: write the node-id of each authenticated SuperNode "
     f"beside its clients in {MEMBERS} of the server-folder, or use a registry"
 )
 MOSTLY = 0.9  # share of all examples above which a SuperNode is named in the log
@@ -75,6 +76,7 @@ class Membership:
     """
 
     needs_query: ClassVar = False  # whether SuperNodes without ``query`` are left out
+    message_type: ClassVar = "query"  # of the question to new SuperNodes
 
     def __init__(self, *, named: bool = False) -> None:
         self.clients: dict[int, list[int]] = {}  # of every SuperNode that is enrolled
@@ -121,6 +123,10 @@ class Membership:
         is_unnamed = self._named and not answer.clients
         return "it does not say which clients it hosts" if is_unnamed else ""
 
+    def is_back(self, olds: Collection[int], answer: Answered) -> bool:
+        """Whether a newcomer proves to be the SuperNode that has gone with its clients."""
+        return False
+
     def replaced(self, old: int, node: int, answer: Answered) -> None:
         """Forget a SuperNode that is gone and whose clients came back under another id."""
         self.forget(old)
@@ -147,13 +153,11 @@ class Membership:
         new = [node for node in connected if node not in self.clients]
         if not new:
             return []
-        questions = dict.fromkeys(new, self.question(self.resume))
-        for node, saved in self._returning.items():
-            if node in questions and saved is not None:
-                questions[node] = self.question(saved)
+        usual, returning = self.question(self.resume), self._returning
+        questions = {n: self.question(saved) if (saved := returning.get(n)) else usual for n in new}
         replies = exchange.send(
             questions,
-            message_type="query",
+            message_type=self.message_type,
             server_round=self.enrolment_round(server_round),
             timeout=timeout,
             read=self._read,
@@ -165,15 +169,15 @@ class Membership:
             answers |= {entry.node_id: Enrolment() for entry in silent}
         refused = [entry for entry in replies.rejected if entry.node_id not in answers]
         order = self.in_order(answers)
+        own = {node: np.asarray(answer.clients, np.int64).tolist() for node, answer in order}
         homes = dict[int, int]()
         if self.clients:  # there may be ten million: no second mapping of all of them is kept
-            claims = (np.asarray(answer.clients, np.int64).tolist() for _, answer in order)
-            claimed = set(chain.from_iterable(claims))
+            claimed = set(chain.from_iterable(own.values()))
             homes = {c: n for n, local in self.clients.items() for c in local if c in claimed}
-        reasons = self._refused(order, set(connected), homes)
+        reasons = self._refused(order, own, set(connected), homes)
         self.strangers = set(reasons)
         for node, answer in order:
-            if reason := reasons.get(node) or self._enrol(node, answer, homes):
+            if reason := reasons.get(node) or self._enrol(node, answer, own[node], homes):
                 LOG.warning("node %d takes no part: %s", node, reason)
                 refused.append(Rejected(node, reason))
         total = sum(self.examples.values())
@@ -194,10 +198,12 @@ class Membership:
         """Record SuperNodes whose clients have lost their state; they are enrolled again."""
         self._lost |= {entry.node_id for entry in rejected if entry.kind is Kind.STATE_LOST}
 
-    def present(self, connected: Iterable[int]) -> list[int]:
+    def present(self, connected: Iterable[int]) -> dict[int, list[int]]:
+        """Return the clients of the connected SuperNodes, in the order of the clients."""
         # Their node ids are new at every start: in the order of ids, each run would draw other
         # clients and add up in another order.
-        return sorted((node for node in connected if node in self.clients), key=self.place)
+        nodes = sorted((node for node in connected if node in self.clients), key=self.place)
+        return {node: self.clients[node] for node in nodes}
 
     def place(self, node: int) -> tuple[bool, int, int]:
         """Return the sort key of a SuperNode: its first client, else its number."""
@@ -217,10 +223,9 @@ class Membership:
         return sorted({c for local in self.clients.values() for c in local} | self.absent)
 
     def numbers(self) -> dict[int, NDArray[np.int64]]:
-        if len(self._arrays) < len(self.clients):
-            for node, local in self.clients.items():
-                if node not in self._arrays:
-                    self._arrays[node] = np.array(local, np.int64)
+        for node, local in self.clients.items():
+            if node not in self._arrays:
+                self._arrays[node] = np.array(local, np.int64)
         return self._arrays
 
     def move(self, old: int, node: int) -> None:
@@ -237,6 +242,7 @@ class Membership:
     def _refused(
         self,
         answers: list[tuple[int, Answered]],
+        own: Mapping[int, list[int]],
         connected: Collection[int],
         homes: Mapping[int, int],
     ) -> dict[int, str]:
@@ -246,19 +252,46 @@ class Membership:
         for client, node in self.bound.items() if self.admission.listed is not None else ():
             together.setdefault(node, set()).add(client)
         for node, answer in answers:
-            clients: list[int] = np.asarray(answer.clients, np.int64).tolist()
-            reason = self.admission.refusal(node, clients)
-            if reason and set(clients) not in together.values():
+            reason = self.admission.refusal(node, own[node])
+            if reason and set(own[node]) not in together.values():
                 refused[node] = reason
             elif not self.refusal(answer):  # else it claims no clients: its enrolment says why
-                claims[node] = clients
-        is_first = not self.clients
-        holders = {client: at for client, at in homes.items() if at in connected}
+                claims[node] = own[node]
         bound = self.bound
-        back = {c: node for node, own in claims.items() for c in own if bound.get(c) == node}
-        refused |= sorted_out(claims, back | holders, is_first=is_first, remedy=REMEDY)
+        holders = {c: node for node, local in claims.items() for c in local if bound.get(c) == node}
+        gone = {client: at for client, at in homes.items() if at not in connected}
+        for node, answer in answers if gone else ():
+            local = claims.get(node, [])
+            if self.is_back({gone[client] for client in local if client in gone}, answer):
+                holders |= dict.fromkeys(local, node)
+        holders |= {client: at for client, at in homes.items() if at in connected}
+        refused |= self._doubles(claims, holders)
         left = {node: local for node, local in claims.items() if node not in refused}
         return refused | self._too_many(left, connected, homes)
+
+    def _doubles(
+        self, claims: Mapping[int, list[int]], holders: Mapping[int, int]
+    ) -> dict[int, str]:
+        """Return the newcomers that claim clients of ``holders``, or of one another.
+
+        If two claim one client at the first enrolment, ``MembershipError`` names both.
+        """
+        if not holders and each_once(np.fromiter(chain.from_iterable(claims.values()), np.int64)):
+            return {}
+        refused, first = dict[int, str](), dict[int, int]()
+        for node, clients in claims.items():
+            taken = [client for client in clients if holders.get(client, node) != node]
+            if taken:
+                other = holders[taken[0]]
+                refused[node] = f"client {taken[0]} is hosted by node {other} already: {OWN}"
+        for node in sorted(claims.keys() - refused.keys()):
+            for client in claims[node]:
+                if (other := first.setdefault(client, node)) != node:
+                    words = f"client {client} is claimed by nodes {other} and {node}: {REMEDY}"
+                    if not self.clients:
+                        raise MembershipError(words)
+                    refused |= {other: words, node: words}
+        return refused
 
     def _too_many(
         self, claims: Mapping[int, list[int]], connected: Collection[int], homes: Mapping[int, int]
@@ -280,14 +313,18 @@ class Membership:
             raise MembershipError(f"{next(iter(refused.values()))}: nothing says who may enrol")
         return refused
 
-    def _enrol(self, node: int, answer: Answered, homes: Mapping[int, int]) -> str:
+    def _enrol(
+        self, node: int, answer: Answered, clients: list[int], homes: Mapping[int, int]
+    ) -> str:
         if reason := self.refusal(answer):
             return reason
-        clients: list[int] = np.asarray(answer.clients, np.int64).tolist()
         for other in {homes[client] for client in clients if client in homes}:
             if other in self.clients:  # not replaced by another newcomer
                 self.replaced(other, node, answer)
-        self.enrolled(node, answer)
+        try:
+            self.enrolled(node, answer)
+        except MalformedReplyError as error:
+            return str(error)
         self.clients[node] = clients
         self._returning.pop(node, None)
         self.bound.update(zip(clients, repeat(node)))  # no set or dict of its own: clients are many

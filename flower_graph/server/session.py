@@ -29,9 +29,9 @@ from flower_graph.server.membership import Admission, Membership
 from flower_graph.storage import checkpoint
 from flower_graph.storage.reading import StateDict
 from flower_graph.storage.writing import remove_folder
-from flower_graph.wire.exchange import ByteLedger, Exchange, Rejected, Replies, few, reasons_of
+from flower_graph.wire.exchange import Exchange, Rejected, Replies, few, reasons_of
 from flower_graph.wire.fields import Resume, read_not_saved
-from flower_graph.wire.ledger import reply_bytes
+from flower_graph.wire.ledger import ByteLedger, reply_bytes
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -252,6 +253,21 @@ def is_there(path: Path, handle: int) -> bool:
         return path.stat().st_ino == os.fstat(handle).st_ino
     except FileNotFoundError:
         return False
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[int | None]:
+    """Lock a folder and yield its handle; None if the folder is gone."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield handle if is_there(folder, handle) else None
+    finally:
+        os.close(handle)
 
 
 def path_of(handle: int, name: str = "") -> str:

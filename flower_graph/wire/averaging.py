@@ -47,9 +47,8 @@ if TYPE_CHECKING:
 PerClient = Tensor | float  # a number of each client as it is written, their mean as it is read
 MAX_CLIENTS = 1 << 20  # that one SuperNode may speak for
 LOSS = "cross-entropy"
-LeftOut = Annotated[
-    dict[int, str], Reasons(keys.LEFT_OUT, "`number:reason` of each that is left out")
-]
+LEFT_OUT = Reasons(keys.LEFT_OUT, "`number:reason` of each that is left out")
+LeftOut = Annotated[dict[int, str], LEFT_OUT]
 
 
 def sums(name: str, values: Tensor, weight: int) -> dict[str, float]:
@@ -251,8 +250,8 @@ class Asked(Message, down="train evaluate"):
     """The clients that a request is for, and whether they answer one by one."""
 
     clients: Annotated[IntArray | None, Clients(keys.CLIENTS, shape="c")] = None  # for these alone
-    has_rows: Annotated[bool, Flag(keys.OWN_ARRAYS)] = False  # arrays have a row for each
-    wants_rows: Annotated[bool, Flag(keys.ROW_EACH)] = False  # a row of each is wanted
+    has_rows: Annotated[bool | None, Flag(keys.OWN_ARRAYS)] = None  # arrays have a row for each
+    wants_rows: Annotated[bool | None, Flag(keys.ROW_EACH)] = None  # a row of each is wanted
 
     def chosen(self, hosted: Sequence[int]) -> list[int]:
         """Return the clients that it is for, ascending; ``ValueError`` if one is not here."""
@@ -389,20 +388,12 @@ def count_payload(
     # A SuperNode that does not say which clients it hosts counts as one client.
     answers = {one.metadata.src_node_id: one for one in replies if one.has_content()}
     for message in sent:
-        node = message.metadata.dst_node_id
+        node, entries = message.metadata.dst_node_id, message.content.config_records.values()
         answer, clients = answers.get(node), len(asked.get(node, ()))
         if not clients:
             clients = 1 if answer is None else clients_of(answer)
-        entries = list(message.content.config_records.values())
-        has, wants = (
-            any(one.get(key) for one in entries) for key in (keys.OWN_ARRAYS, keys.ROW_EACH)
-        )
-        pairs = [("down", message, has)] + ([] if answer is None else [("up", answer, wants)])
-        for direction, one, is_in_rows in pairs:
-            count = clients if is_in_rows else 1
-            records = one.content.array_records.items()
-            sizes = {name: bytes_of_each(record, count) for name, record in records}
-            extras = sizes.pop(keys.EXTRAS, 0)
-            ledger.count(direction, "weights", clients * sum(sizes.values()))
-            if extras:
-                ledger.count(direction, keys.EXTRAS, clients * extras)
+        for way, one, key in (("down", message, keys.OWN_ARRAYS), ("up", answer, keys.ROW_EACH)):
+            count = clients if any(record.get(key) for record in entries) else 1
+            for name, record in one.content.array_records.items() if one is not None else ():
+                kind = keys.EXTRAS if name == keys.EXTRAS else "weights"
+                ledger.count(way, kind, clients * bytes_of_each(record, count))

@@ -76,21 +76,19 @@ class Reading:
         """Return a declared shape for an error: letters for sizes that are not known yet."""
         return f"[{', '.join(str(self.sizes.get(axis, axis)) for axis in shape.split())}]"
 
-    def bind(self, shape: str, sizes: tuple[int, ...]) -> None:
-        for axis, size in zip(axes(shape), sizes, strict=True):
-            if isinstance(axis, str):
-                self.sizes.setdefault(axis, size)
+    def binds(self, shape: str, found: tuple[int, ...]) -> bool:
+        """Whether sizes fit a declared shape; a letter's first size is its size."""
+        return len(found) == len(axes(shape)) and all(
+            size == (axis if isinstance(axis, int) else self.sizes.setdefault(axis, size))
+            for axis, size in zip(axes(shape), found, strict=True)
+        )
 
     def fit(self, shape: str, count: int) -> tuple[int, ...] | None:
         """Return the shape of ``count`` items if at most one size is unknown; else None."""
         sizes = self.shape(shape)
-        unit = math.prod(size for size in sizes if size != -1)
-        is_open = -1 in sizes
-        if count % unit if is_open and unit else count != (0 if is_open else unit):
-            return None
-        result = tuple(count // (unit or 1) if size == -1 else size for size in sizes)
-        self.bind(shape, result)
-        return result
+        unit = math.prod(size for size in sizes if size != -1) or 1
+        result = tuple(count // unit if size == -1 else size for size in sizes)
+        return result if math.prod(result) == count and self.binds(shape, result) else None
 
 
 @dataclass
@@ -187,12 +185,9 @@ def take(key: str, shape: str, reading: Reading) -> NDArray[np.generic]:
     arrays = reading.arrays
     if isinstance(arrays, RecordDict) or not arrays:
         raise MalformedReplyError(f"the array {key} is missing")
-    value, wanted = arrays.pop(0), reading.shape(shape)
-    if value.ndim != len(wanted) or any(
-        size not in (-1, result) for size, result in zip(wanted, value.shape, strict=True)
-    ):
-        raise MalformedReplyError(f"{key} has shape {value.shape}, expected {reading.words(shape)}")
-    reading.bind(shape, value.shape)
+    value, words = arrays.pop(0), reading.words(shape)
+    if not reading.binds(shape, value.shape):
+        raise MalformedReplyError(f"{key} has shape {value.shape}, expected {words}")
     return value
 
 

@@ -10,15 +10,15 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.ops.counts import ERROR_SUMS, Counts, Errors, count, count_size
-from flower_graph.wire.arrays import IntArray
-from flower_graph.wire.codec import Message, Reading, Writing
+from flower_graph.wire.arrays import IntArray, record_of
+from flower_graph.wire.codec import Entries, Reading, Writing
 from flower_graph.wire.fields import Exact, Word
-from flower_graph.wire.keys import COUNTED, COUNTING, ERRORS, HISTOGRAMS, RANKS, ROLES
+from flower_graph.wire.keys import CONFIG, COUNTED, COUNTING, ERRORS, HISTOGRAMS, RANKS, ROLES
 
 GROUP = "metrics"  # of the page
 K = TypeVar("K", bound=Counts | Errors)
@@ -37,41 +37,30 @@ class CountsField(Exact):
 
     def read(self, name: str, reading: Reading) -> Counts | Errors | None:
         classes, what = reading.known.get("classes", 0), reading.known.get("counting", "")
-        if not what:
-            return None
         reading.sizes["m"] = counts_size(classes, what)
-        row = self.required(name, reading)
-        if what != ERRORS:
-            return as_counts(row, classes, what)
-        try:
-            return Errors.of_flat(torch.from_numpy(row.view(np.float64)))
-        except ValueError as error:
-            raise MalformedReplyError(str(error)) from error
+        return as_counts(self.required(name, reading), classes, what) if what else None
 
 
 COUNTS = (
     "nodes by role, label and prediction; then by role, class, whether it is their label, and bin "
     "of its probability. `errors`, as float64: by role nodes, absolute and squared errors"
 )
-Counted = Annotated[
-    Counts | Errors | None, CountsField(COUNTED, COUNTS, shape="m", optional=True, group=GROUP)
-]
-
-
-class CountReply(Message):
-    """The counts in a reply, whatever else it says."""
-
-    counts: Counted = None
+COUNTED_FIELD = CountsField(COUNTED, COUNTS, shape="m", optional=True, group=GROUP)
+Counted = Annotated[Counts | Errors | None, COUNTED_FIELD]
 
 
 def read_counts(content: RecordDict, classes: int, counting: str) -> Counts | Errors | None:
     """Read the clients' counts; ``MalformedReplyError`` if they are not as asked."""
-    return CountReply.read(content, classes=classes, counting=counting).counts
+    config: Entries = record_of(content, CONFIG, ConfigRecord) or {}
+    known = {"classes": classes, "counting": counting}
+    return COUNTED_FIELD.read("counts", Reading(config, config, [], known))
 
 
-def as_counts(row: IntArray, classes: int, counting: str) -> Counts:
+def as_counts(row: IntArray, classes: int, counting: str) -> Counts | Errors:
     """Read counts off one row; ``MalformedReplyError`` if they are not as asked."""
     try:
+        if counting == ERRORS:
+            return Errors.of_flat(torch.from_numpy(row.view(np.float64)))
         return Counts.of_flat(torch.from_numpy(row), classes, **_flags(counting))
     except ValueError as error:
         raise MalformedReplyError(str(error)) from error

@@ -16,23 +16,24 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Generic, TypeVar
 
-import numpy as np
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from flower_graph.errors import MAX_REASON, MembershipError, NoClientsError, one_line, words_of
+from flower_graph.errors import (
+    MAX_REASON,
+    MalformedReplyError,
+    NoClientsError,
+    one_line,
+    words_of,
+)
 from flower_graph.flower_compat import SUPERLINK_NODE_ID, ErrorCode, pull, stamp
-from flower_graph.wire.arrays import each_once
 from flower_graph.wire.client_errors import HOW, Failures, Kind, kind_of, no_content
-from flower_graph.wire.ledger import ByteLedger, count_bytes, size_of, too_large
-
-__all__ = ["ByteLedger", "Exchange", "Rejected", "Replies", "count_bytes"]
+from flower_graph.wire.ledger import ByteLedger, too_large
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -48,8 +49,8 @@ FIRST_WAIT, SOON_WAIT, LAST_WAIT = 0.001, 0.05, 0.5  # seconds between two pulls
 LOOK_WAIT = 2.0  # seconds between two looks at which nodes are still connected
 NO_ANSWER = "a second reply to one message, or to none of this exchange"
 LOST = "its answer is gone from the SuperLink before it was fetched"
-OWN = "give each SuperNode a partition-id or a data-folder of its own"
 GONE = "the SuperNode is no longer connected"
+NOT_SENT = "not sent: the grid refused the message; node gone?"
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,34 @@ class Replies(Generic[T]):
     rejected: list[Rejected] = field(default_factory=list)  # nodes without a usable answer
 
 
-def fault_of(reply: Message, size: int, server_round: int, most: int | None) -> str | None:
-    """Return why a reply of so many bytes is refused unread, or None."""
-    if (problem := too_large(reply, size, most) or no_content(reply)) is not None:
-        return problem
+def read_replies(
+    asked: Mapping[int, str],
+    replies: Iterable[tuple[int, Message]],
+    read: Callable[[int, Message], T],
+) -> Replies[T]:
+    """Read the replies of nodes, each with the reason if it is silent; errors leave it out."""
+    values, faults = dict[int, T](), dict[int, Rejected]()
+    for node, reply in replies:
+        try:
+            values[node] = read(node, reply)
+        except Exception as error:  # whatever a reply's content causes
+            faults[node] = Rejected(node, one_line(unreadable(error)), kind_of(reply))
+    result = Replies[T]()
+    for node, silent in asked.items():
+        if node in values:
+            result.values[node] = values[node]
+        else:
+            result.rejected.append(faults.get(node) or Rejected(node, silent))
+    return result
+
+
+def require_content(reply: Message, most: int | None, server_round: int | None = None) -> None:
+    """Refuse a reply that is too large, an error, empty or of another round."""
+    if (problem := too_large(reply, most) or no_content(reply)) is not None:
+        raise MalformedReplyError(problem)
     came = reply.metadata.group_id[:MAX_REASON] or "?"
-    return None if came == str(server_round) else f"round {came}, expected {server_round}"
+    if server_round is not None and came != str(server_round):
+        raise MalformedReplyError(f"round {came}, expected {server_round}")
 
 
 class Exchange:
@@ -173,27 +196,19 @@ class Exchange:
             for node_id, content in requests.items()
         ]
         waiting = self._sent(messages)
-        values, faults = dict[int, T](), dict[int, Rejected]()
-        for node_id in waiting.values():
-            self.ledger.count_wire("down", count_bytes(requests[node_id]))
-        for node in requests.keys() - set(waiting.values()):
-            words = "not sent: the grid refused the message; node gone?"
-            faults[node] = Rejected(node, words)
-        for node, reply in self._pull(waiting, server_round, timeout):
-            self.ledger.count_wire("up", size := size_of(reply))
-            problem = fault_of(reply, size, server_round, max_reply_bytes)
-            if problem is None:
-                try:
-                    values[node] = read(node, reply.content)
-                    continue
-                except Exception as error:
-                    problem = unreadable(error)
-            faults[node] = Rejected(node, one_line(problem), kind_of(reply))
-        for node in waiting.values():
-            faults[node] = Rejected(node, f"no reply within {timeout:g} s")
-        rejected = [faults[node] for node in requests if node in faults]
-        log_rejected(LOG, server_round, called, rejected)
-        return Replies({n: values[n] for n in requests if n in values}, rejected)
+        sent = set(waiting.values())
+        self.ledger.count_messages("down", [m for m in messages if m.metadata.dst_node_id in sent])
+
+        def checked(node: int, reply: Message) -> T:
+            self.ledger.count_messages("up", [reply])
+            require_content(reply, max_reply_bytes, server_round)
+            return read(node, reply.content)
+
+        late = f"no reply within {timeout:g} s"
+        asked = {node: late if node in sent else NOT_SENT for node in requests}
+        replies = read_replies(asked, self._pull(waiting, server_round, timeout), checked)
+        log_rejected(LOG, server_round, called, replies.rejected)
+        return replies
 
     def relay(
         self, messages: Iterable[Message], *, server_round: int, timeout: float
@@ -235,7 +250,7 @@ class Exchange:
                     self.failures.note(node, reply)
                     yield node, reply
                     continue
-                self.ledger.count_wire("up", size_of(reply))
+                self.ledger.count_messages("up", [reply])
                 why = NO_ANSWER if node is None else f"reply in the name of node {node}"
                 why = why if late is None else f"late: round {late[0]}"
                 ignored.append(Rejected(sender, why))
@@ -310,39 +325,6 @@ def log_rejected(
     for reason, nodes in by_reason.items():
         named = ", ".join(map(str, nodes[:3])) + (", ..." if len(nodes) > 3 else "")
         log.warning("round %d: %s %d (node %s): %s", server_round, what, len(nodes), named, reason)
-
-
-def sorted_out(
-    claims: Mapping[int, Collection[int]],
-    holders: Mapping[int, int],
-    *,
-    is_first: bool,
-    remedy: str,
-) -> dict[int, str]:
-    """Return the SuperNodes that may not enrol, and why: others claim the same clients.
-
-    ``claims`` are the clients of each SuperNode, ``holders`` the SuperNodes of clients that are
-    enrolled or claimed again. If two claim one client at the first enrolment, ``MembershipError``
-    names both and the ``remedy``.
-    """
-    if not holders and each_once(np.fromiter(chain.from_iterable(claims.values()), np.int64)):
-        return {}
-    refused = {}
-    for node, clients in claims.items():
-        taken = [client for client in clients if holders.get(client, node) != node]
-        if taken:
-            other = holders[taken[0]]
-            refused[node] = f"client {taken[0]} is hosted by node {other} already: {OWN}"
-    first = dict[int, int]()
-    doubles = dict[int, str]()
-    for node in sorted(claims.keys() - refused.keys()):
-        for client in claims[node]:
-            if (other := first.setdefault(client, node)) != node:
-                words = f"client {client} is claimed by nodes {other} and {node}: {OWN}; {remedy}"
-                if is_first:
-                    raise MembershipError(words)
-                doubles |= {other: words, node: words}
-    return refused | doubles
 
 
 def _deadline(timeout: float) -> float:

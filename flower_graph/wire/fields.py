@@ -7,16 +7,23 @@ arrays.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief, one_line
-from flower_graph.wire.arrays import IntArray, each_once, pack_integers, unpack_integers
+from flower_graph.wire.arrays import (
+    IntArray,
+    each_once,
+    pack_integers,
+    record_of,
+    unpack_integers,
+)
 from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing
 from flower_graph.wire.keys import CHECKPOINT, CONFIG, HANDLED, NOT_SAVED, RUN_TOKEN
 
@@ -45,8 +52,8 @@ class Scalar(Field[T]):
 class Whole(Scalar[int]):
     """A whole number; the requested one, if the reader knows it."""
 
-    least: int | None = None
-    most: int | None = None
+    least: float = -math.inf
+    most: float = math.inf
     is_number = True
     kinds, type = (int,), "int"
 
@@ -54,10 +61,8 @@ class Whole(Scalar[int]):
         if name in reading.known and value != reading.known[name]:
             raise self.refuse(reading.known[name], value)
         number = super().decode(value, name, reading)
-        if self.least is not None and number < self.least:
-            raise self.refuse(f"{self.least} or more", value)
-        if self.most is not None and number > self.most:
-            raise self.refuse(f"at most {self.most}", value)
+        if not self.least <= number <= self.most:
+            raise self.refuse(f"a number from {self.least} to {self.most}", value)
         return number
 
 
@@ -115,17 +120,13 @@ class Reasons(Field[dict[int, str]]):
         lines = value if isinstance(value, list) else [value]
         if len(lines) > MAX_LINES:
             raise self.refuse(f"at most {MAX_LINES}", f"{len(lines)} reasons")
-        pairs = {line: reason_of(line) for line in map(one_line, lines)}
-        for line, pair in pairs.items():
-            if pair is None:
+        result = dict[int, str]()
+        for line in map(one_line, lines):
+            number, colon, why = line.partition(":")
+            if not colon or not number.removeprefix("-").isdecimal():
                 raise self.refuse("number:reason", line)
-        return dict(filter(None, pairs.values()))
-
-
-def reason_of(line: object) -> tuple[int, str] | None:
-    """Read a client's number and the reason from one line of ``Reasons``; None if it is none."""
-    number, colon, why = one_line(line).partition(":")
-    return (int(number), why) if colon and number.removeprefix("-").isdecimal() else None
+            result[int(number)] = why
+        return result
 
 
 @dataclass(frozen=True)
@@ -134,23 +135,21 @@ class Numbers(Field[Any]):  # left open: integers where they are whole, else flo
 
     shape: str = "c"
     whole: bool = False
-    most: int | None = None  # numbers
+    most: float = math.inf  # numbers
     is_number = True
     empty: ClassVar[object] = []
 
     # Any: as above
     def decode(self, value: object, name: str, reading: Reading) -> list[Any]:
-        kinds = {int} if self.whole else {int, float}
+        kinds, wanted = ({int} if self.whole else {int, float}), reading.words(self.shape)
         if (
             not isinstance(value, list)
-            or (self.most is not None and len(value) > self.most)
+            or len(value) > self.most
             or not kinds.issuperset(map(type, value))
             or reading.fit(self.shape, len(value)) is None
         ):
-            most = "" if self.most is None else f", at most {self.most}"
-            raise self.refuse(
-                f"{'whole ' * self.whole}numbers {reading.words(self.shape)}{most}", value
-            )
+            most = f", at most {self.most}" if self.most < math.inf else ""
+            raise self.refuse(f"{'whole ' * self.whole}numbers {wanted}{most}", value)
         return list(value) if self.whole else [float(number) for number in value]
 
 
@@ -199,8 +198,7 @@ class Exact(Block):
         return pack_integers(value)
 
     def decode(self, value: object, name: str, reading: Reading) -> NDArray[Any]:
-        numbers = super().decode(value, name, reading)
-        wanted = reading.known.get(name)
+        numbers, wanted = super().decode(value, name, reading), reading.known.get(name)
         if wanted is not None and not np.array_equal(numbers, wanted):
             raise self.refuse(f"{wanted[:5]}...", numbers[:5].tolist())
         return numbers
@@ -298,7 +296,12 @@ def read_handled(config: Entries) -> int | None:
     return HANDLED_FIELD.required("handled", reading) if has_entry else None
 
 
+def read_entry(kind: Field[T], content: RecordDict) -> T:
+    """Read one entry of a reply, whatever else it says."""
+    config: Entries = record_of(content, CONFIG, ConfigRecord) or {}
+    return kind.required("", Reading(config, config, []))
+
+
 def read_not_saved(content: RecordDict) -> str:
     """Read why a client could not write the requested checkpoint; empty if it could."""
-    config: Entries = content.config_records.get(CONFIG) or {}
-    return NOT_SAVED_FIELD.required("not_saved", Reading(config, config, []))
+    return read_entry(NOT_SAVED_FIELD, content)

@@ -60,11 +60,8 @@ class ByteLedger:
     def count(self, direction: str, kind: str, nbytes: int) -> None:
         self._payload[direction][kind] += int(nbytes)
 
-    def count_wire(self, direction: str, nbytes: int) -> None:
-        self._wire[direction] += int(nbytes)
-
     def count_messages(self, direction: str, messages: Iterable[Message]) -> None:
-        self.count_wire(direction, sum(map(size_of, messages)))
+        self._wire[direction] += sum(map(size_of, messages))
 
     @property
     def payload(self) -> dict[str, dict[str, int]]:
@@ -109,10 +106,11 @@ def size_of(reply: Message) -> int:
     return count_bytes(reply.content) if reply.has_content() else 0
 
 
-def too_large(reply: Message, size: int, most: int | None) -> str | None:
-    """Return why a reply with ``size`` bytes of content exceeds ``most``, or None."""
+def too_large(reply: Message, most: int | None) -> str | None:
+    """Return why a reply exceeds so many bytes, or None."""
     if most is None:
         return None
+    size = size_of(reply)
     # Names and descriptions are no payload, but a client writes them too.
     unpaid = len(reply.metadata.group_id) + len(reply.metadata.message_type)
     for name, record in reply.content.items() if reply.has_content() else ():

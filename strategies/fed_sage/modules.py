@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from flower_graph.engine.cohort import GraphOnDevice
 from flower_graph.ops.graph import Adjacency, csr, csr_tensor, gcn_adjacency, propagate
 from flower_graph.ops.mending import (
     Impaired,
@@ -219,15 +220,15 @@ class ImpairedGraph(NamedTuple):
     trains: Tensor  # [k] which of them train
 
     @classmethod
-    def of(
-        cls, client: int, x: Tensor, edge_index: Tensor, y: Tensor, train: Tensor, seed: int
-    ) -> ImpairedGraph:
-        n = x.shape[0]
-        order = torch.randperm(n, generator=generator(seed, "hidden", client))
-        impaired = impair(edge_index, (order < int(HIDDEN_SHARE * n)).to(x.device))
+    def of(cls, graph: GraphOnDevice, seed: int) -> ImpairedGraph:
+        """Hide a share of a client's nodes, always the same."""
+        x, n = graph.x, len(graph.x)
+        order = torch.randperm(n, generator=generator(seed, "hidden", graph.client))
+        impaired = impair(graph.edge_index, (order < int(HIDDEN_SHARE * n)).to(x.device))
         kept = impaired.kept
         adjacency = gcn_adjacency(impaired.edge_index, kept.numel())
-        return cls(x, impaired, x[kept], adjacency, y[kept], train[kept])
+        train = graph.masks["train"][kept]
+        return cls(x, impaired, x[kept], adjacency, graph.y[kept], train)
 
 
 def generator_loss(model: SageModel, graph: ImpairedGraph, noise: Tensor) -> Tensor:

@@ -38,8 +38,9 @@ from flwr.app import RecordDict
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from flower_graph.client.learner import LocalGraph, SharedModule
+from flower_graph.client.learner import SharedModule
 from flower_graph.client.module_client import ModuleClient
+from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import GraphOnDevice, Learner, dense
 from flower_graph.engine.mini_batches import BatchOrder, epochs_of
 from flower_graph.errors import MalformedReplyError
@@ -61,6 +62,7 @@ from flower_graph.strategies.fed_sage.modules import (
 )
 from flower_graph.strategies.fedscem.client import EgoModelClient
 from flower_graph.strategies.fedscem.config import EgoSettings
+from flower_graph.strategies.fedscem.strategy import EgoFedAvg
 from flower_graph.wire import codec
 from flower_graph.wire.arrays import Answer, Config, FloatArray, IntArray, Parameters
 from flower_graph.wire.fields import Exact, Flag, Whole
@@ -163,15 +165,12 @@ class SageClient(EgoModelClient):
 
     def optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
         """Step classifiers as the settings say, and ``fGen`` as published."""
-        assert isinstance(module, SageModel)
+        how, features = self.how, _model(module).generator.feature_weights()
         shared = [p for n, p in module.named_parameters() if not n.startswith("generator.")]
-        how = self.how
         rates = {"lr": how.learning_rate, "weight_decay": how.weight_decay}
-        return self._adam(
-            {"params": shared, **rates}, {"params": module.generator.feature_weights(), **PUBLISHED}
-        )
+        return self._adam({"params": shared, **rates}, {"params": features, **PUBLISHED})
 
-    def examples(self, graph: LocalGraph) -> int:
+    def examples(self, graph: ClientGraph) -> int:
         """Return a client's weight: its training nodes, or 1 without any."""
         return max(1, self.task.weight(graph))
 
@@ -180,7 +179,7 @@ class SageClient(EgoModelClient):
 
     def prepare(self, learner: Learner) -> None:
         """Train a new client's generator; the classifier then starts again (steps 1 and 3)."""
-        model = _model(learner)
+        model = _model(learner.module)
         if int(model.generator.client) == UNTRAINED:
             state = model.state_dict().items()
             begun = {name: value.clone() for name, value in state if "generator" not in name}
@@ -195,18 +194,18 @@ class SageClient(EgoModelClient):
         with self._state.opened() as learners, one_thread(len(learners) > 1):
             shown = []
             for index, learner in enumerate(learners):
-                graph = self._impaired(learner)
-                if int(_model(learner).generator.client) == UNTRAINED:
+                graph, generator = self._impaired(learner), _model(learner.module).generator
+                if int(generator.client) == UNTRAINED:
                     self._train_alone(learner, graph)
                 if request.gradient is not None:
                     loss = self._generator_loss(learner, graph, "together", request.epoch)
-                    weights = _model(learner).generator.feature_weights()
-                    grads = torch.autograd.grad(loss, weights)
-                    theirs = split_like(torch.from_numpy(request.gradient[index]), weights)
+                    weights = generator.feature_weights()
+                    own = parameters_to_vector(torch.autograd.grad(loss, weights))
                     # The own term is a mean over the client's nodes, the others' arrives as a sum.
-                    for weight, grad, other in zip(weights, grads, theirs, strict=True):
-                        came = other.to(grad) / graph.rest.shape[0]
-                        weight.grad = (grad + came) / (request.others + 1)
+                    came = torch.from_numpy(request.gradient[index]).to(own) / len(graph.rest)
+                    mean = (own + came) / (request.others + 1)
+                    for weight, grad in zip(weights, split_like(mean, weights), strict=True):
+                        weight.grad = grad
                     learner.optimiser.step()
                     learner.optimiser.zero_grad()
                 if request.share:
@@ -222,7 +221,7 @@ class SageClient(EgoModelClient):
         encoded = torch.from_numpy(shown.encoded).to(device).split(rows.tolist())
         missing = torch.from_numpy(shown.missing).to(device).split(rows.tolist())
         features = [dense(graph.x).to(device) for graph in self.graphs]
-        like = self.shared.make().get_submodule("generator").feature_weights()  # type: ignore[operator]
+        like = _model(self.shared.make()).generator.feature_weights()
         with one_thread(len(rows) > 1):
             parts = [
                 features_of(split_like(own, like), z, slots(count))
@@ -230,18 +229,13 @@ class SageClient(EgoModelClient):
             ]
         made, sizes = torch.cat(parts), torch.tensor([len(part) for part in parts])
         author = torch.from_numpy(shown.clients).repeat_interleave(sizes).to(device)
-        wanted = distance_gradient(
-            made.detach(),
-            author,
-            torch.cat(features),
-            [0, *accumulate(map(len, features))],
-            torch.tensor(self._clients, device=device),
-        )
+        ptr, here = [0, *accumulate(map(len, features))], torch.tensor(self._clients, device=device)
+        wanted = distance_gradient(made.detach(), author, torch.cat(features), ptr, here)
         (gradient,) = torch.autograd.grad(made, weights, wanted)
         return PeerGradients(shown.epoch, gradient.cpu().numpy()).to_numpy(len(self.graphs))
 
     def _train_alone(self, learner: Learner, graph: ImpairedGraph) -> None:
-        model = _model(learner)
+        model = _model(learner.module)
         adam = self._adam({"params": model.parameters(), **PUBLISHED})
         model.generator.requires_grad_()
         for epoch in range(GENERATOR_EPOCHS):
@@ -259,13 +253,13 @@ class SageClient(EgoModelClient):
     def _generator_loss(
         self, learner: Learner, graph: ImpairedGraph, purpose: str, epoch: int
     ) -> Tensor:
-        model = _model(learner)
+        model = _model(learner.module)
         noise = model.generator.noise(learner.graph.client, purpose, epoch, graph.rest)
         return generator_loss(model, graph, noise)
 
     @torch.no_grad()
     def _shown(self, learner: Learner, graph: ImpairedGraph, epoch: int) -> Generators:
-        model, client = _model(learner), learner.graph.client
+        model, client = _model(learner.module), learner.graph.client
         z = model.generator.encode(graph.rest, graph.adjacency)
         z = z + model.generator.noise(client, "together", epoch, z)
         chosen = (graph.impaired.missing > 0).nonzero().flatten()
@@ -280,82 +274,58 @@ class SageClient(EgoModelClient):
         )
 
     def _impaired(self, learner: Learner) -> ImpairedGraph:
-        graph, seed = learner.graph, self.shared.seed
-        train = graph.masks["train"]
-        return ImpairedGraph.of(graph.client, graph.x, graph.edge_index, graph.y, train, seed)
+        return ImpairedGraph.of(learner.graph, self.shared.seed)
 
 
-def _model(learner: Learner) -> SageModel:
-    assert isinstance(learner.module, SageModel)
-    return learner.module
+def _model(module: nn.Module) -> SageModel:
+    assert isinstance(module, SageModel)
+    return module
 
 
 # Server ------------------------------------------------------------------------------------------
 
 
-class LocalSage(ModuleFedAvg):
+class LocalSage(EgoFedAvg):
     """Server of LocalSage+, for ``SageClient``: nothing but measurements travels.
 
-    Parameters
-    ----------
-    settings : EgoSettings
-        Sizes, optimiser and seed of the classifier; the rest plays no part.
-    **more
-        As for ``ReportedFedAvg``.
+    Arguments are those of ``EgoFedAvg``; of the settings sizes, optimiser and seed of the
+    classifier play a part.
     """
 
-    usual_rounds = 400
-    averages = False  # whether classifiers are averaged and generators trained together
-
-    # Any, here and below: further arguments are those of the parent
-    def __init__(self, settings: EgoSettings, **more: Any) -> None:
-        shared = _shared(settings, averages=self.averages)
-        super().__init__(shared, settings.training, classes=settings.num_classes, **more)
-        self._settings = settings
-
-    def fixed_settings(self) -> dict[str, object]:
-        own = {"hidden": self._settings.hidden, "batch_size": self._settings.batch_size}
-        return super().fixed_settings() | own
+    averages, shared_by = False, staticmethod(_shared)
+    # A client's weight is its training nodes, and the server has no generator to save
+    most_examples, snapshot = ModuleFedAvg.most_examples, ModuleFedAvg.snapshot
 
 
 class FedSage(LocalSage):
-    """LocalSage+ with generators trained together and classifiers averaged; the same parameters."""
+    """LocalSage+ with generators trained together and classifiers averaged; the same arguments."""
 
     averages = True
-
-    # Any: likewise
-    def __init__(self, settings: EgoSettings, **more: Any) -> None:
-        super().__init__(settings, **more)
-        generator = self.shared.make().get_submodule("generator")
-        self._size = sum(weight.numel() for weight in generator.feature_weights())  # type: ignore[operator]
 
     def prepare(self, server_round: int) -> None:
         """Have the generators of the first clients trained (steps 1 and 2)."""
         if server_round != 1:
             return
-        hosted, w, ledger = self.session.members.clients, self._size, self.session.ledger
+        hosted, ledger = self.session.members.clients, self.session.ledger
+        w = sum(one.numel() for one in _model(self.shared.make()).generator.feature_weights())
+
+        def generators(node: int, content: RecordDict) -> Generators:
+            return Generators.read(content, clients=np.array(hosted[node]), epoch=epoch, w=w)
+
+        def gradients(_: int, content: RecordDict) -> PeerGradients:
+            return PeerGradients.read(content, epoch=epoch, w=w, a=everyone.clients.size)
+
         every = sum(map(len, hosted.values()))
         most = setup_bytes(every) + reply_bytes(every * w)
         send = partial(self.session.send, max_reply_bytes=most)
         first = GeneratorRequest(0, share=True).to_record()
         requests = dict.fromkeys(self.session.hosted(), first)
         for epoch in range(1, GENERATOR_EPOCHS + 1):
-            known: dict[str, Any] = {"epoch": epoch, "w": w}
-
-            def generators(node: int, content: RecordDict, known: Any = known) -> Generators:
-                return Generators.read(content, clients=np.array(hosted[node]), **known)
-
-            def gradients(_: int, content: RecordDict, known: Any = known) -> PeerGradients:
-                return PeerGradients.read(content, **known)
-
             shown = send(requests, 0, generators, message_type="train.generate").values
             replies = dict[int, PeerGradients]()
             if shown:
                 everyone = Generators.join(list(shown.values()))
-                known["a"], asked = (
-                    everyone.clients.size,
-                    dict.fromkeys(shown, everyone.to_record()),
-                )
+                asked = dict.fromkeys(shown, everyone.to_record())
                 replies = send(asked, epoch, gradients, message_type="train.compare").values
             if not replies:
                 LOG.warning("epoch %d: no generator was compared; the rounds begin", epoch)

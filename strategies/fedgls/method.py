@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from flwr.app import Context
 
 from flower_graph.client.learner import SharedModule
 from flower_graph.config.common import checkpoint_settings
-from flower_graph.data.folders.client_folder import clients_path, is_one_graph
+from flower_graph.data.folders.client_folder import Clients, clients_path, is_one_graph
 from flower_graph.data.folders.party import RunData, RunFolder, graph_data
 from flower_graph.data.graph import ClientGraph
 from flower_graph.data.partition.client_graphs import check_neighbours
@@ -27,8 +26,7 @@ from flower_graph.outputs.build import build_module
 from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
-from flower_graph.server.averaging import ReportedFedAvg
-from flower_graph.server.robust import make_robust
+from flower_graph.server.averaging import ReportedFedAvg, make_robust
 from flower_graph.strategies import fed_proto
 from flower_graph.strategies.fed_proto import FedProtoClient
 from flower_graph.strategies.fedgls.config import (
@@ -146,8 +144,7 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         note = f"; {TRUE_GRAPHS} needs --true-edges where clients are graphless"
         if config.strategy.name != TRUE_GRAPHS or true_edges:
             note = ""
-        data = folder_data(graphs, graphs.num_classes, true_edges=true_edges)
-        data = replace(data, class_names=graphs.classes)
+        data = folder_data(graphs, true_edges=true_edges)
         return cut._replace(data=data, note=note, paper=paper_sizes(config))
 
     def final_figures(
@@ -195,16 +192,17 @@ def paper_sizes(config: FedGLSConfig) -> dict[str, int]:
     return dict(zip(TABLE_4_FIGURES, row, strict=True)) if is_asked else {}
 
 
-def folder_data(graphs: Sequence[ClientGraph], classes: int, *, true_edges: bool) -> RunData:
+def folder_data(graphs: Clients[ClientGraph], *, true_edges: bool) -> RunData:
     """Give each client its graph, and the server the counts and the graphless clients."""
     # A graphless client's true edges are in its folder only with `true_edges`; only the server
     # learns which clients are graphless.
-    held = graphs if true_edges else [replace(graph, hidden_edges=None) for graph in graphs]
+    bare = (replace(graph, hidden_edges=None) for graph in graphs)
+    held = graphs if true_edges else graphs.replaced(bare)
     graphless = [graph.client for graph in graphs if graph.is_graphless]
     count = {NUM_GRAPHLESS: len(graphless)}
     nodes = sum(int(graph.x.shape[0]) for graph in graphs)
     server = {GRAPHLESS: graphless, NUM_NODES: nodes, **count}
-    return graph_data(held, classes, server_details=server, client_details=count)
+    return graph_data(held, server, count)
 
 
 def _check_mix(clients: int, graphless: int, config: FedGLSConfig) -> None:

@@ -4,7 +4,7 @@ A two-layer MLP is a two-layer GCN on a graph without edges. So FedGLS's GNN (th
 encoder (omega) and the models of its baselines are *networks* of one form: ``<name>-first``
 ``[f, h]``, and ``<name>-rest``, the first bias, the second layer and its bias, flat. A graph
 learner (phi) turns features into a graph by ``flower_graph.ops.graph_learner``. As a group
-(``flower_graph.engine.grouped``) each parameter is a stack with a client's part a row.
+(``flower_graph.engine.cohort``) each parameter is a stack with a client's part a row.
 
 This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 """

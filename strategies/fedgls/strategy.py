@@ -45,7 +45,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from torch import Tensor, nn
 
-from flower_graph.client.learner import LocalGraph, SharedModule
+from flower_graph.client.learner import SharedModule
 from flower_graph.client.module_client import ModuleClient
 from flower_graph.config.module import KEEP, RESET
 from flower_graph.data.graph import ClientGraph
@@ -169,7 +169,7 @@ class StructureClient(ModuleClient):
 
     # What a ready client may say anew
 
-    def examples(self, graph: LocalGraph) -> int:
+    def examples(self, graph: ClientGraph) -> int:
         return len(graph.y) if graph.train_mask.any() else 0
 
     def logits(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:

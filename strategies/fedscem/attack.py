@@ -63,23 +63,18 @@ def vectors(
     exchanges: Sequence[Exchange], clients: int, hidden: int
 ) -> dict[str, NDArray[np.float64]]:
     """Return the last vector of each client: counts ``[c, slots]``, embeddings ``[c, slots h]``."""
-    slots, last = 0, dict[int, NDArray[np.generic]]()
+    last = dict[int, Exchange]()
     for one in of_kind(exchanges, "train"):
         config = config_of(one.request)
-        if config[keys.IS_LAST]:
-            continue  # measurements alone
-        mine = unpack_integers(config[keys.CLIENTS], keys.CLIENTS)
-        if keys.SUMS in one.request.array_records:
-            slots = array_of(one.request, keys.SUMS, keys.HOLDER_COUNTS).size
-        if mine.size == 1 and keys.SUMS in one.reply.array_records:
-            last[int(mine[0])] = array_of(one.reply, keys.SUMS, keys.TOTAL)
-    if not slots or len(last) < clients:
-        raise ValueError(
-            f"vectors of {len(last)} of {clients} clients, and {slots} slots, were recorded; "
-            "two rounds with one client on each SuperNode are needed"
-        )
+        if not config[keys.IS_LAST]:  # else measurements alone
+            (client,) = unpack_integers(config[keys.CLIENTS], keys.CLIENTS).tolist()
+            last[client] = one
+    if len(last) < clients:
+        raise ValueError(f"vectors of {len(last)} of {clients} clients were recorded")
+    ordered = [last[client] for client in sorted(last)]
+    slots = array_of(ordered[0].request, keys.SUMS, keys.HOLDER_COUNTS).size
     # Words of a ring are read as numbers around zero, as if no mask were on them.
-    rows = np.stack([last[client] for client in sorted(last)])
+    rows = np.stack([array_of(one.reply, keys.SUMS, keys.TOTAL) for one in ordered])
     rows, split = rows.view(rows.dtype.str.replace("u", "i")).astype(float), slots * hidden
     return {"counts": rows[:, split : split + slots], "embeddings": rows[:, :split]}
 

@@ -17,11 +17,11 @@ from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.client.learner import NODES, LocalGraph, SharedModule, saved_rows
+from flower_graph.client.learner import NODES, SharedModule, saved_rows
 from flower_graph.client.module_client import ModuleClient
 from flower_graph.client.state import CohortState, Tensors, check_graphs
 from flower_graph.config.rules import choice
-from flower_graph.data.graph import EgoNetwork
+from flower_graph.data.graph import ClientGraph, EgoNetwork
 from flower_graph.engine.cohort import Learner, check_sizes
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import OutOfRangeError, RefusedError, StateLostError, UnreadableSumError
@@ -221,13 +221,11 @@ class EgoNetworkClient(MaskingClient):
         return Snapshot(predictions, saved_rows(cohort, partial(first_model, self.settings)))
 
     def _start(self) -> Tensors:
-        return EgoCohort(self.graphs, self.settings, device=self._device).tensors
+        return self._build(None)[1]
 
-    def _build(self, tensors: Tensors) -> tuple[EgoCohort, Tensors]:
-        # Adam counts steps on the CPU.
-        to = self._device
-        placed = {k: t if k.endswith("/step") else t.to(to) for k, t in tensors.items()}
-        return EgoCohort(self.graphs, self.settings, placed, to), placed
+    def _build(self, tensors: Tensors | None) -> tuple[EgoCohort, Tensors]:
+        cohort = EgoCohort(self.graphs, self.settings, tensors, self._device)
+        return cohort, cohort.tensors
 
     # A round
 
@@ -240,18 +238,20 @@ class EgoNetworkClient(MaskingClient):
             if ALIGN_STAGE in request.slots:
                 aligner.answer(request.slots)
             order = aligner.order if isinstance(aligner, AlignmentClient) else None
-            run, now = host.sum_run, round_terms(number, request.ring, order)
+            last, now = (round_terms(one, request.ring, order) for one in (number - 1, number))
             if self.trust is not None:
                 check_request(request, aligner)
             came = host.receive(request.mask, request.ring) if request.mask is not None else None
             table: SlotTable = aligner.slots
+            origin = 0 if request.sums is None else request.sums.origin[0]
+            layout, pads = Layout(table.num_slots, self.settings.hidden), last.pad_context
+            reading = VectorEncoding(layout, table, request.ring, pads(host.sum_run), origin)
             with (
                 self._state.opened() as cohort,
                 one_thread(len(clients) > 1),
                 cohort.part(clients) as group,
             ):
-                before = round_terms(number - 1, request.ring, order).pad_context(run)
-                trained = self._trained(cohort, group, request, table, before)
+                trained = self._trained(cohort, group, request, reading)
                 (logits, measured, is_unread), h = trained, group.embed()
             not_saved = ""
             if request.checkpoint:
@@ -261,8 +261,8 @@ class EgoNetworkClient(MaskingClient):
             layout = request.vector_layout(
                 self.settings, table.num_slots, checked=self.trust is not None
             )
-            pads = now.pad_context(run)
-            writing = VectorEncoding(layout, table, request.ring, pads, sum_round)
+            pads = now.pad_context
+            writing = VectorEncoding(layout, table, request.ring, pads(host.sum_run), sum_round)
             counted: Tensor | None = logits
             if (noise := self._hiding.noise) is not None:
                 h, measured = add_noise(noise, self._records, h, measured, writing, clients)
@@ -281,12 +281,7 @@ class EgoNetworkClient(MaskingClient):
         return EgoReply(number, reply.total, *seconds, not_saved, masked=reply.to_config())
 
     def _trained(
-        self,
-        cohort: EgoCohort,
-        group: EgoGroup,
-        request: EgoRequest,
-        table: SlotTable,
-        pads: bytes,
+        self, cohort: EgoCohort, group: EgoGroup, request: EgoRequest, reading: VectorEncoding
     ) -> tuple[Tensor, NDArray[np.float64], bool]:
         """Fuse, and train (steps 4 and 5)."""
         # Returns the logits and the measurements of after step 4, and whether the means could not
@@ -299,13 +294,13 @@ class EgoNetworkClient(MaskingClient):
             is_new &= cohort.last(FUSED, clients) < number - 1
             weights = torch.from_numpy(request.weights)
             cohort.start_from(group, weights, replace=bool(is_new.any()))
-        contrast, is_unread = self._fuse(cohort, group, request, table, pads)
+        contrast, is_unread = self._fuse(cohort, group, request, reading)
         due = bool((cohort.last(TRAINED, clients) < number).any())
-        if due and not request.is_last and number > 1:
-            cohort.put(group)
-            self.outputs.candidate(number - 1, lambda: self._taken(cohort))
         logits = None
         if due and not request.is_last:
+            if number > 1:
+                cohort.write(cohort.group(group.graph.clients))
+                self.outputs.candidate(number - 1, lambda: self._taken(cohort))
             cohort.note(TRAINED, clients, number)
             # With batches `iter` alternates these steps with the fusion's steps.
             if request.variant != "minus" and not self._alternates(request):
@@ -313,10 +308,8 @@ class EgoNetworkClient(MaskingClient):
                 logits = group.train(number)
         logits = group.logits() if logits is None else logits
         judged = group.judged(logits)
-        loss, accuracy = (
-            NODES.training_loss(judged).cpu(),
-            torch.stack(NODES.shares(judged), 1).cpu(),
-        )
+        loss = NODES.training_loss(judged).cpu()
+        accuracy = torch.stack(NODES.shares(judged), 1).cpu()
         if (due or request.is_last) and number > 1:  # else repeated after the step
             both = loss if contrast is None else loss + self.settings.mu * contrast.nan_to_num(0.0)
             nodes = np.diff(group.graph.ptr)
@@ -325,12 +318,7 @@ class EgoNetworkClient(MaskingClient):
         return logits, measure(accuracy, loss, contrast, self.settings.tau), is_unread
 
     def _fuse(
-        self,
-        cohort: EgoCohort,
-        group: EgoGroup,
-        request: EgoRequest,
-        table: SlotTable,
-        pads: bytes,
+        self, cohort: EgoCohort, group: EgoGroup, request: EgoRequest, reading: VectorEncoding
     ) -> tuple[Tensor | None, bool]:
         """Co-train with the means of the round before (equation 11)."""
         # Returns the result of ``EgoGroup.fuse``, if it was called, and whether means could not
@@ -344,15 +332,12 @@ class EgoNetworkClient(MaskingClient):
         empty = torch.zeros(0, dtype=torch.long, device=self._device)
         shared = Shared(empty, torch.zeros(0, self.settings.hidden, device=self._device))
         if request.sums is not None and self.settings.mu:
-            layout = Layout(table.num_slots, self.settings.hidden)
-            origin = request.sums.sum_round
-            reading = VectorEncoding(layout, table, request.ring, pads, origin)
             try:
                 if self.trust is not None:  # every change has the same consequence
                     with Journal(self.trust.journal).one_trial(before, FUSIONS, self.trust.run):
                         reading.check(request.sums)
                 shared = reading.means(request.sums, clients, self._device)
-                is_shared = table.num_slots > 0
+                is_shared = reading.layout.slots > 0
             except (RefusedError, UnreadableSumError) as error:  # for this round only
                 # A sum that passed is not counted: a client that also has the common key, and
                 # colludes with the server, could ask about slots of other clients.
@@ -426,7 +411,7 @@ class EgoModelClient(ModuleClient):
         super().__init__(context, checked(egos, settings), shared, settings.training, **more)
         self._ego = settings
 
-    def examples(self, graph: LocalGraph) -> int:
+    def examples(self, graph: ClientGraph) -> int:
         return 1
 
     def _train(self, learner: Learner, server_round: int, proximal: float) -> None:

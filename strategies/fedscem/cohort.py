@@ -23,11 +23,12 @@ from flower_graph.engine.cohort import (
     Cohort,
     Judged,
     Learner,
+    Tensors,
     check_classes,
     first_tensors,
+    laid_out,
     placed_on,
 )
-from flower_graph.engine.grouped import Tensors, laid_out
 from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.contrast import projected_nt_xent
@@ -238,14 +239,17 @@ class EgoCohort(Cohort):
             features, never = [ego.x for ego in egos], torch.zeros(len(egos), dtype=torch.int32)
             tensors = first_tensors(module, features, (FIRST,), keeps_moments=True)
             tensors |= {TRAINED: never, FUSED: never.clone()}
-        for name, stack in tensors.items():
-            tensors[name] = laid_out(stack)
-        rates = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+        tensors = {
+            # Adam counts steps on the CPU
+            name: laid_out(stack if name.endswith("/step") else stack.to(device))
+            for name, stack in tensors.items()
+        }
+        rate, decay = settings.learning_rate, settings.weight_decay
         super().__init__(
             module,
             [placed_on(ego, device, is_dense=False) for ego in egos],
             tensors,
-            lambda made: Adam(made.parameters(), **rates),
+            lambda made: Adam(made.parameters(), lr=rate, weight_decay=decay),
             is_grouped=True,
             by_rows=(FIRST,),
         )
@@ -258,10 +262,6 @@ class EgoCohort(Cohort):
             raise ValueError(f"clients {strange} are not among {self.clients}")
         with self.learners([client for client in self.clients if client in clients]) as (learner,):
             yield EgoGroup(learner, self.settings)
-
-    def put(self, group: EgoGroup) -> None:
-        """Take over a group's changes before it is done."""
-        self.group(group.graph.clients)[0].write()
 
     @torch.no_grad()
     def start_from(self, group: EgoGroup, weights: Tensor, *, replace: bool) -> None:

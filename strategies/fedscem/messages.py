@@ -28,7 +28,7 @@ from torch import Tensor
 
 from flower_graph.client.learner import NODES
 from flower_graph.errors import MalformedReplyError, RefusedError, UnreadableSumError
-from flower_graph.ops.counts import Counts
+from flower_graph.ops.counts import Counts, Errors
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.channel import framed
@@ -38,7 +38,7 @@ from flower_graph.secure.sum.messages import RING, MaskRequest, SumTerms
 from flower_graph.strategies.fedscem.cohort import EgoCohort, EgoGroup, Shared
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.wire import codec, keys
-from flower_graph.wire.arrays import FloatArray, IntArray
+from flower_graph.wire.arrays import FloatArray, IntArray, largest_size
 from flower_graph.wire.codec import Field, Known, Message, Part, Reading, Writing
 from flower_graph.wire.counts import Counting, as_counts, counts_size
 from flower_graph.wire.fields import (
@@ -57,7 +57,7 @@ from flower_graph.wire.fields import (
     Whole,
     Word,
 )
-from flower_graph.wire.keys import ROLES, TOTAL
+from flower_graph.wire.keys import MAX_NUMBER, ROLES, TOTAL
 
 # What a client measures, as sums over clients: accuracies with the number of clients that have
 # such nodes, losses with the number of clients that have them.
@@ -71,6 +71,7 @@ UNREAD = "unread"
 SUMMED_NAMES = (*METRIC_NAMES, UNREAD)
 VERIFIED = "verified"  # blinded identities under a server that may lie
 MAX_SECONDS = 1e6
+ROUNDING = 1e-3  # of a client's accuracy in a plain sum
 LOG = logging.getLogger(__name__)
 # Any: ring words, or plain numbers; the round has a ring or not
 SumArray = NDArray[Any]
@@ -132,7 +133,7 @@ class Sums(NamedTuple):
     """The server's sums of a round, for the clients."""
 
     server_round: Annotated[int, Whole("sums-round", "round of `sums`; 0: there are none")]
-    origin: Annotated[list[int], Origin]
+    origin: Annotated[list[int], Origin]  # the secure sum, and how many clients are in it
     embeddings: Annotated[SumArray, Embeddings]
     counts: Annotated[SumArray, Holders]
     members: Annotated[
@@ -141,16 +142,6 @@ class Sums(NamedTuple):
     checks: Annotated[
         Bytes | None, Block("sums-checks", TAGS, shape=f"{CHECKS} 8", optional=True)
     ] = None
-
-    @property
-    def sum_round(self) -> int:
-        """Number of the secure sum, which the pads belong to."""
-        return self.origin[0]
-
-    @property
-    def contributors(self) -> int:
-        """How many clients are in it."""
-        return self.origin[1]
 
 
 @dataclass(frozen=True)
@@ -312,21 +303,20 @@ class VectorEncoding:
     def means(self, sums: Sums, clients: Sequence[int], device: torch.device) -> Shared:
         """Remove the pads and divide: mean embeddings of nodes with two or more holders."""
         layout, table, ring = self.layout, self.table, self.ring
-        counts, embeddings = sums.counts, sums.embeddings.reshape(layout.slots, layout.hidden)
+        counts, (_, contributors) = sums.counts, sums.origin
+        embeddings = sums.embeddings.reshape(layout.slots, layout.hidden)
         slots, held = self._slots(clients), table.held
         if ring is None:
             counts, values = counts.astype(np.int64), embeddings[held]
         else:
             words, ones = embeddings[held], counts
             if table.group_key:
-                common = self._common(ring, sums.contributors)
+                common = self._common(ring, contributors)
                 ones = ones - common[layout.counts]
                 words = words - common[layout.embeddings].reshape(embeddings.shape)[held]
             decoded = ring.decode(ones)
-            if not are_counts(decoded, sums.contributors):
-                raise UnreadableSumError(
-                    f"a number of holders is not from 0 to {sums.contributors}"
-                )
+            if not are_counts(decoded, contributors):
+                raise UnreadableSumError(f"a number of holders is not from 0 to {contributors}")
             counts = decoded.astype(np.int64)
             if table.group_key:
                 added = table.pads(self.pads, self.sum_round, layout.hidden).astype(ring.dtype)
@@ -343,12 +333,11 @@ class VectorEncoding:
     def check(self, sums: Sums) -> None:
         """Refuse sums that differ from what the contributors sent, before any number is read."""
         assert self.ring is not None
-        dtype = self.ring.dtype
+        dtype, (_, contributors) = self.ring.dtype, sums.origin
         words = np.concatenate([sums.embeddings.ravel(), sums.counts]).astype(dtype)
         if sums.members is not None and sums.checks is not None:
-            common = self._common(self.ring, sums.contributors)
-            members = sums.members.tolist()
-            if words.size == common.size and len(members) == sums.contributors:
+            common, members = self._common(self.ring, contributors), sums.members.tolist()
+            if words.size == common.size and len(members) == contributors:
                 words = words - common
                 pads = self.table.check_pads(self.pads, self.sum_round, members)
                 tags = sums.checks.view("<u8").ravel() - pads
@@ -486,26 +475,52 @@ def add_noise(
 # What can be known of a sum -----------------------------------------------------------------------
 
 
-def read_counted(total: SumArray, layout: Layout, ring: Ring | None) -> Counts | None:
-    """Read the counts in a sum; None if no counts were asked for."""
-    if not layout.counting:
-        return None
-    words = total[layout.predictions]
-    numbers = words if ring is None else ring.decode(words) * 2.0**ring.fraction_bits
-    return as_counts(np.rint(numbers).astype(np.int64), layout.classes, layout.counting)
+class SumParts(NamedTuple):
+    """What a sum says besides embeddings."""
+
+    measured: dict[str, float]  # by ``SUMMED_NAMES``
+    weights: NDArray[np.float64]
+    counted: Counts | Errors | None  # None if no counts were asked for
 
 
-def check_measured(sums: NDArray[np.float64], clients: int, rounding: float) -> None:
-    """Refuse sums of measurements that are impossible for this many clients."""
-    measured = dict(zip(SUMMED_NAMES, sums.tolist(), strict=True))
+def read_sum(total: SumArray, layout: Layout, ring: Ring | None, clients: int) -> SumParts:
+    """Read a sum over so many clients; refuse what is impossible for them."""
+    numbers, weights, words = (total[one] for one in (layout.metrics, layout.model, layout.counts))
+    counted, rounding = total[layout.predictions], ROUNDING
+    if ring is None:
+        check_counts(words, clients)
+    else:
+        steps = 2.0**ring.fraction_bits
+        counted, rounding = ring.decode(counted) * steps, 1 / steps
+        numbers, weights = ring.decode(numbers), ring.decode(weights)
+        ring.check_sums(numbers, clients)
+        ring.check_sums(weights, clients)
+    measured = dict(zip(SUMMED_NAMES, numbers.tolist(), strict=True))
     counts = [n for name, n in measured.items() if name.startswith("has-") or name == UNREAD]
     check_counts(np.array(counts), clients)
     for role in ROLES:
-        if not -rounding <= measured[role] <= measured[f"has-{role}"] + rounding:
+        over = -measured[role], measured[role] - measured[f"has-{role}"]
+        if not max(over) <= clients * rounding:
             raise MalformedReplyError(
                 f"{TOTAL}: {role} is {measured[role]:g}, a sum of "
                 f"{measured[f'has-{role}']:g} accuracies"
             )
+    about = layout.classes, layout.counting
+    whole = np.rint(counted).astype(np.int64)
+    return SumParts(measured, weights, as_counts(whole, *about) if layout.counting else None)
+
+
+def check_plain_sum(total: SumArray, layout: Layout, clients: int) -> None:
+    """Refuse a plain sum that is impossible for its number of clients."""
+    # total [L]
+    if total.dtype != np.float64:
+        raise MalformedReplyError(f"{TOTAL} has type {total.dtype}, expected float64")
+    if total.size and (largest := largest_size(total)) > clients * MAX_NUMBER:
+        raise MalformedReplyError(
+            f"{TOTAL} has a number of size {largest:g}, {clients} clients can make "
+            f"{clients * MAX_NUMBER:g} at most"
+        )
+    read_sum(total, layout, None, clients)
 
 
 def check_counts(found: NDArray[np.float64], clients: int) -> None:

@@ -18,7 +18,7 @@ from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_ego_folder
 from flower_graph.data.folders.party import RunFolder
 from flower_graph.data.graph import EgoNetwork
-from flower_graph.data.partition.ego_networks import partition_egos
+from flower_graph.data.partition.client_graphs import partition_egos
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.flower_compat import Mod, NumPyClient
@@ -28,8 +28,7 @@ from flower_graph.method.permits import Permits
 from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
-from flower_graph.server.averaging import ReportedFedAvg
-from flower_graph.server.robust import make_robust
+from flower_graph.server.averaging import ReportedFedAvg, make_robust
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage, SageClient
 from flower_graph.strategies.fedscem.client import EgoModelClient, EgoNetworkClient, Hiding
 from flower_graph.strategies.fedscem.cohort import train_alone

@@ -37,11 +37,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,13 +61,13 @@ from flower_graph.secure.align.blinded import MAX_CLIENTS
 from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.node_config import LEAST_HOLDERS
-from flower_graph.secure.sum.messages import KeyReply, MaskedReply
+from flower_graph.secure.sum.messages import MaskedReply
 from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import PartySums, SumServer
-from flower_graph.secure.sum.service import SecureSum, as_record, entries_of
-from flower_graph.server.membership import Membership, renamed
+from flower_graph.server.membership import renamed
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
+from flower_graph.server.sums import Keys, SecureSum, SumMembership, as_record, entries_of
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.fedscem.client import shared_by
 from flower_graph.strategies.fedscem.cohort import first_model
@@ -80,27 +79,30 @@ from flower_graph.strategies.fedscem.messages import (
     EgoEnrolment,
     EgoReply,
     EgoRequest,
-    Layout,
     SumArray,
     Sums,
-    check_counts,
-    check_measured,
+    check_plain_sum,
     mean_metrics,
-    read_counted,
+    read_sum,
     round_terms,
     union_terms,
 )
 from flower_graph.strategies.fedscem.modules import EgoGCN
-from flower_graph.wire.arrays import Config, largest_size, read_array
+from flower_graph.wire.arrays import Config, read_array
 from flower_graph.wire.counts import counts_size
-from flower_graph.wire.exchange import Replies, count_bytes, reasons_of
-from flower_graph.wire.fields import Resume, read_handled
-from flower_graph.wire.keys import MAX_NUMBER, RUN_TOKEN, SERVER_ROUND, SUMS, TOTAL
-from flower_graph.wire.ledger import ByteLedger, Traffic, reply_bytes, setup_bytes
+from flower_graph.wire.exchange import Replies, reasons_of
+from flower_graph.wire.fields import Resume
+from flower_graph.wire.keys import RUN_TOKEN, SERVER_ROUND, SUMS, TOTAL
+from flower_graph.wire.ledger import (
+    ByteLedger,
+    Traffic,
+    count_bytes,
+    reply_bytes,
+    setup_bytes,
+)
 
 LOG = logging.getLogger(__name__)
 FINE = 2.0**-20  # step of fixed-point weights: in a round they change by less than embeddings do
-ROUNDING = 1e-3  # by which a sum of accuracies may be off
 # Client numbers that one SuperNode may claim where identities are blinded: half of all there can be
 MOST_CLAIMED = MAX_CLIENTS // 2
 
@@ -244,7 +246,8 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         """Add up (step 7); return the report of the round before."""
         # A round's measurements come with the next round's vectors.
         session, answers = self.session, replies.values
-        session.members.note_answers(session.clients_of(answers).tolist(), answers)
+        for node in answers:  # they know their slots
+            session.members.unsent.pop(node, None)
         if self.requests:  # without requests the round is skipped
             session.must_have(server_round, replies)
         silent = list(session.rejected)  # clients that fail after this have sent their vector
@@ -278,13 +281,12 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             },
             skipped=found.skipped,
         )
-        report.rejected = found.rejected
         if server_round == session.members.resume.server_round + 1:
-            self._early = report.rejected
+            self._early = found.rejected
             return None
-        named = [(entry.get("node"), entry.get("client")) for entry in report.rejected]
+        named = [(one.get("node"), one.get("client")) for one in found.rejected]
         early = [one for one in self._early if (one.get("node"), one.get("client")) not in named]
-        report.rejected[:0], self._early = early, []
+        report.rejected, self._early = early + found.rejected, []
         return report
 
     def finish(self, server_round: int) -> None:
@@ -341,7 +343,11 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         revealed = sums.reveal(server_round, None if is_last else session.sample(server_round + 1))
         started = time.perf_counter()
         result = sums.result()
-        found.failed = dict(session.new_blames(found.number, server_round))
+        found.failed = {
+            one.client: str(replace(one, round=server_round) if one.round == found.number else one)
+            for one in sums.server.take_blamed()
+            if one.client is not None
+        }
         found.rejected = [{"node": one.node_id, "reason": one.reason} for one in revealed]
         found.rejected += [{"client": client, "reason": w} for client, w in found.failed.items()]
         found.parts["unmask"] = time.perf_counter() - started
@@ -404,17 +410,11 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
                 tags = total[layout.tags].astype("<u8").view(np.uint8).reshape(layout.checks, -1)
                 members = np.array(sorted(found.answered))
                 self.sums = self.sums._replace(members=members, checks=tags)
-        numbers, weights = total[layout.metrics], total[layout.model]
-        if ring is not None:
-            # For a plain sum this was checked reply by reply.
-            numbers, weights = ring.decode(numbers), ring.decode(weights)
-            ring.check_sums(numbers, count)
-            ring.check_sums(weights, count)
-            check_measured(numbers, count, 2.0**-ring.fraction_bits * count)
-        self.counts = read_counted(total, layout, ring)
+        parts = read_sum(total, layout, ring, count)
+        self.counts = parts.counted
         if layout.weights:
-            self.model = (weights / count).astype(np.float32)
-        return dict(zip(SUMMED_NAMES, map(float, numbers), strict=True))
+            self.model = (parts.weights / count).astype(np.float32)
+        return parts.measured
 
     def _count(self, found: RoundSum) -> None:
         """Count payload as single clients would send and get it."""
@@ -441,7 +441,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
 class EgoSums(SecureSum):
     """The sums of FedSCem, which are unmasked by messages of its own."""
 
-    unmask = "train.unmask"
+    unmask, first = "train.unmask", 1  # as rounds do
 
 
 class EgoSession(Session):
@@ -469,17 +469,16 @@ class EgoSession(Session):
         )
         self.sums = EgoSums(
             self.send,
-            server=server,
+            members=self.members,
             limit=how.limit,
             resolution=min(how.resolution, math.inf if how.model_sharing == "none" else FINE),
             guard=True,
-            first=1,  # as rounds do
         )
         self._fewest = 2 if how.aggregation == "masked" else 1
         self.setup_seconds = 0.0
         self.num_slots = 0  # identities that two clients or more hold
         self.unaligned: dict[int, str] = {}  # clients that cannot take part: reason
-        self._named = self._told = 0  # clients that reports, and the log, have named already
+        self._told = 0  # clients that the log has named already
 
     @property
     def clients(self) -> dict[int, list[int]]:
@@ -498,16 +497,8 @@ class EgoSession(Session):
         started, members = time.perf_counter(), self.members
         self.sums.server.renew()
         self.enrol(server_round)
-        new, members.new = members.new, []
-        for node in new:
-            members.aligner.enroll(node, members.clients[node])
-            for client in members.clients[node]:
-                self.unaligned.pop(client, None)
+        has_new, members.has_new = members.has_new, False
         begun = self.sums.begin(server_round, self.connected)
-        if members.parties is not None:
-            # Parties without a binding for the next epoch are asked again.
-            for node in members.clients.keys() - members.parties.homes.values():
-                members.forget(node)
         if begun:
             members.begin_epoch()
             self.unaligned.clear()
@@ -516,7 +507,7 @@ class EgoSession(Session):
             raise NoClientsError(f"no SuperNode hosts clients of this run: {reasons}")
         if members.parties is None:
             aligner = members.aligner
-            begun = bool(new) or (isinstance(aligner, AlignmentServer) and aligner.is_behind)
+            begun = has_new or (isinstance(aligner, AlignmentServer) and aligner.is_behind)
         if begun:
             self._align(server_round)
             self.sums.give_up()  # the prepared sum does not have them
@@ -596,15 +587,6 @@ class EgoSession(Session):
         drawn = self.draw(len(everyone), server_round, least=self._fewest)
         return [everyone[index] for index in drawn]
 
-    def new_blames(self, number: int, server_round: int) -> list[tuple[int, str]]:
-        blamed = self.sums.server.blamed
-        new, self._named = blamed[self._named :], len(blamed)
-        return [
-            (one.client, str(replace(one, round=server_round) if one.round == number else one))
-            for one in new
-            if one.client is not None
-        ]
-
     @property
     def order(self) -> NDArray[np.uint8] | None:
         """The tokens of the slots, in their order; None where identities are not blinded."""
@@ -612,37 +594,14 @@ class EgoSession(Session):
         return aligner.order if isinstance(aligner, AlignmentServer) else None
 
 
-def check_plain_sum(total: SumArray, layout: Layout, clients: int) -> None:
-    """Refuse a plain sum that is impossible for its number of clients."""
-    # total [L]
-    if total.dtype != np.float64:
-        raise MalformedReplyError(f"{TOTAL} has type {total.dtype}, expected float64")
-    if total.size and (largest := largest_size(total)) > clients * MAX_NUMBER:
-        raise MalformedReplyError(
-            f"{TOTAL} has a number of size {largest:g}, {clients} clients can make "
-            f"{clients * MAX_NUMBER:g} at most"
-        )
-    check_counts(total[layout.counts], clients)
-    check_measured(total[layout.metrics], clients, ROUNDING)
-    read_counted(total, layout, None)
-
-
-class Keys(NamedTuple):
-    """A SuperNode's clients and keys."""
-
-    clients: list[int]  # Ascending
-    handled: int | None  # How many messages of this run they have handled, if known
-    reply: KeyReply
-
-
-class EgoMembership(Membership):
+class EgoMembership(SumMembership):
     """The clients of each SuperNode, their keys, and which slots they know."""
 
-    needs_query = True
+    message_type = "query"
 
     def __init__(self, alignment: str, sums: SumServer, least_holders: int) -> None:
-        super().__init__()
-        self.alignment, self.sums = alignment, sums
+        super().__init__(sums)
+        self.alignment = alignment
         self.aligner: AlignmentServer | PlaintextAlignmentServer
         self.parties = sums if isinstance(sums, PartySums) else None
         registry = None if self.parties is None else self.parties.registry
@@ -652,45 +611,30 @@ class EgoMembership(Membership):
             self.aligner = AlignmentServer(least_holders, registry, sums.run_id)
         if registry is not None:
             self.alignment = VERIFIED
-        self.new: list[int] = []  # SuperNodes with keys, not aligned yet
-        self.begun: set[int] = set()  # clients that have taken part in a round
+        self.has_new = False  # whether SuperNodes have enrolled since clients were aligned
         self.unsent: dict[int, dict[str, object]] = {}  # what tells each SuperNode its slots
 
     def question(self, resume: Resume) -> RecordDict:
         return EgoEnrolment(self.sums.run_id, self.alignment, resume).to_record()
 
     def read(self, node: int, content: RecordDict) -> Keys:
-        reply = KeyReply.from_config(entries_of(content))
-        self.sums.check_keys(node, reply)
-        if self.alignment == "psi" and reply.clients.size > MOST_CLAIMED:
-            raise MalformedReplyError(
-                f"{reply.clients.size} clients, at most {MOST_CLAIMED} are taken"
-            )
-        return Keys(sorted(reply.clients.tolist()), read_handled(entries_of(content)), reply)
+        keys = super().read(node, content)
+        if self.alignment == "psi" and len(keys.clients) > MOST_CLAIMED:
+            raise MalformedReplyError(f"{len(keys.clients)} clients, at most {MOST_CLAIMED}")
+        return keys
 
-    def replaced(self, old: int, node: int, answer: Keys) -> None:
-        """Rename a SuperNode that is back with its keys; forget one without."""
-        if not self.sums.knows(old, answer.reply):
-            self.forget(old)
-            return
-        self.sums.move(old, node)
+    def move(self, old: int, node: int) -> None:
+        super().move(old, node)
         self.aligner.move(old, node)
-        self.move(old, node)
         self.unsent = renamed(self.unsent, old, node)
-        self.new = [node if at == old else at for at in self.new]
 
     def enrolled(self, node: int, answer: Keys) -> None:
         if self.sums.node_of(answer.clients[0]) != node:
-            self.sums.enroll(node, answer.reply)
-            self.new.append(node)
-        if answer.handled == 0 and self.begun & set(answer.clients):
+            super().enrolled(node, answer)
+            self.aligner.enroll(node, answer.clients)
+            self.has_new = True
+        if answer.handled == 0 and not self.absent.isdisjoint(answer.clients):
             LOG.warning("node %d has lost its state: its clients begin anew", node)
-
-    def note_answers(self, clients: Iterable[int], nodes: Iterable[int]) -> None:
-        """Note who has taken part, and that its SuperNode knows its slots."""
-        self.begun |= set(clients)
-        for node in nodes:
-            self.unsent.pop(node, None)
 
     def begin_epoch(self) -> None:
         """Let the parties of a new epoch be aligned, and nobody else."""
@@ -706,9 +650,7 @@ class EgoMembership(Membership):
         aligner.begin(parties.epoch.digest, members, parties.registry)
 
     def forget(self, node: int) -> None:
-        self.sums.forget(node)
         self.aligner.forget(self.clients[node])
-        self.new = [at for at in self.new if at != node]
         super().forget(node)
 
 
@@ -722,11 +664,11 @@ class EgoMembership(Membership):
 class EgoFedAvg(ModuleFedAvg):
     """FedAvg for ``EgoModelClient``; other arguments as for ``ReportedFedAvg``."""
 
-    usual_rounds, averages = 400, True
+    usual_rounds, averages, shared_by = 400, True, staticmethod(shared_by)
 
     # Any: arguments are those of its parent
     def __init__(self, settings: EgoSettings, **more: Any) -> None:
-        shared = shared_by(settings, averages=self.averages)
+        shared = self.shared_by(settings, averages=self.averages)
         super().__init__(shared, settings.training, classes=settings.num_classes, **more)
         self.ego = settings
 

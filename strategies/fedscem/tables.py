@@ -7,10 +7,9 @@ client's time and memory in a round, by the size of its ego-network (FedSCem, Fi
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -20,12 +19,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from flower_graph.client.learner import NODES
 from flower_graph.data.graph import EgoNetwork, WholeGraph, to_undirected
-from flower_graph.data.partition.ego_networks import split_global
+from flower_graph.data.partition.client_graphs import split_global
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.cohort import Judged, joined, placed_on
 from flower_graph.engine.machine import resolve_device
 from flower_graph.records.rounds import Epoch
-from flower_graph.storage.reading import MOST_LINES, Tree, read_json
+from flower_graph.storage.reading import Tree
 from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
 from flower_graph.strategies.fedscem.config import EgoSettings, FedSCemConfig
 from flower_graph.strategies.fedscem.method import METHOD, ego_settings
@@ -79,32 +78,28 @@ def costs_by_size(
     # A round is FedSCem's at a client: a step on the classification loss, embeddings, a step with
     # the contrastive loss, measurements. Masks and messages are not part of it.
     ordered = sorted(egos, key=lambda ego: ego.nodes.numel())
-    _, inverse, count = torch.unique(
-        torch.cat([ego.nodes for ego in ordered]), return_inverse=True, return_counts=True
-    )
-    is_shared = (count[inverse] > 1).split([ego.nodes.numel() for ego in ordered])
+    is_shared = torch.bincount(torch.cat([ego.nodes for ego in egos])) > 1
     groups = min(groups, len(ordered))
-    bounds = [len(ordered) * group // groups for group in range(groups + 1)]
+    bounds = pairwise(len(ordered) * group // groups for group in range(groups + 1))
+    parts = [ordered[start:end] for start, end in bounds]
     return [
-        (
-            {"group": number, "clients": end - start},
-            _figures(ordered[start:end], torch.cat(is_shared[start:end]), settings),
-        )
-        for number, (start, end) in enumerate(pairwise(bounds), start=1)
+        ({"group": number, "clients": len(part)}, _figures(part, is_shared, settings))
+        for number, part in enumerate(parts, start=1)
     ]
 
 
 def _figures(
     egos: Sequence[EgoNetwork], is_shared: torch.Tensor, settings: EgoSettings
 ) -> dict[str, float]:
+    place = is_shared[torch.cat([ego.nodes for ego in egos])].nonzero().flatten()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         # Built under the profiler, so that memory between rounds counts too.
         cohort = EgoCohort(egos, settings)
-        _round(cohort, is_shared)
+        _round(cohort, place)
     seconds = []
     for _ in range(ROUNDS):
         started = time.perf_counter()
-        _round(cohort, is_shared)
+        _round(cohort, place)
         seconds.append(time.perf_counter() - started)
     return {
         "nodes": fmean(ego.nodes.numel() for ego in egos),
@@ -115,8 +110,7 @@ def _figures(
     }
 
 
-def _round(cohort: EgoCohort, is_shared: torch.Tensor) -> None:
-    place = is_shared.nonzero().flatten()
+def _round(cohort: EgoCohort, place: torch.Tensor) -> None:
     with cohort.part() as group:
         group.train(1)
         # A node's own embedding stands for the mean: the values do not change what it costs.
@@ -125,16 +119,12 @@ def _round(cohort: EgoCohort, is_shared: torch.Tensor) -> None:
 
 
 def _peak(profiler: profile) -> int:
-    """Read the peak of allocated bytes, which only the profiler's trace file has."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        events = read_json(path, MOST_LINES)["traceEvents"]
-    result = sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"])
-    totals = [event["args"]["Total Allocated"] for event in result]
-    # PyTorch counts on from profile to profile, without what is freed in between.
-    before = totals[0] - result[0]["args"]["Bytes"]
-    return int(max(totals) - before)
+    # PyTorch's own summaries have no peak. Its events count what is allocated and freed.
+    events: Any = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    changes: list[tuple[int, int]] = [
+        (one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]"
+    ]
+    return max(accumulate(size for _, size in sorted(changes)))
 
 
 # Any: what ``reproduce`` shows, which no method imports

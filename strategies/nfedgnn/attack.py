@@ -41,8 +41,8 @@ from flower_graph.audit.scores import Finding, Floats, retrieved
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.peers import cosine_similarities
+from flower_graph.strategies.nfedgnn.client import EnrolmentRequest, LatentRequest, RelayRequest
 from flower_graph.strategies.nfedgnn.config import AVERAGED, OWN, SUMMED, NFedGNNConfig
-from flower_graph.strategies.nfedgnn.messages import EnrolmentRequest, LatentRequest, RelayRequest
 from flower_graph.strategies.nfedgnn.users import UserSettings, shared_linear_weight
 from flower_graph.wire import keys
 

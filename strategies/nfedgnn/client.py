@@ -1,4 +1,4 @@
-"""The users of one SuperNode: their half of a round, their state, checkpoints.
+"""The users of one SuperNode: messages, their half of a round, their state, checkpoints.
 
 ``NodeClient`` has users with a layer each, ``CommonLayerClient`` users that share one layer. For
 the common layer a message brings the sum of the last step; a SuperNode that has missed a step first
@@ -13,10 +13,14 @@ server would know how the layer moved, and so, by the next latent vectors, each 
 from __future__ import annotations
 
 import logging
+import math
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import field, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -28,42 +32,33 @@ from torch import Tensor, nn
 from flower_graph.client.state import CohortState, Tensors
 from flower_graph.data.description import check_rows
 from flower_graph.engine.machine import resolve_device
-from flower_graph.errors import CheckpointError, RefusedError, StateLostError
+from flower_graph.errors import CheckpointError, MalformedReplyError, RefusedError, StateLostError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops.active_rows import ActiveRows, pack
 from flower_graph.ops.graph import row_entries
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
+from flower_graph.secure.channel import KEY_BYTES
 from flower_graph.secure.client import MaskingClient
-from flower_graph.secure.common_key import CommonKey, KeyPacket, ShareKeyRequest
+from flower_graph.secure.common_key import (
+    CHECK_BYTES,
+    SIGNED_KEY,
+    CommonKey,
+    KeyPacket,
+    ShareKeyRequest,
+)
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.relayed import CHECKS
+from flower_graph.secure.ring import Ring, RingArray
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.storage import row_file
 from flower_graph.storage.files import node_name, state_key
 from flower_graph.storage.writing import remove, remove_empty
-from flower_graph.strategies.nfedgnn.messages import (
-    AS_PARTY,
-    GRADIENTS,
-    IN_SUM,
-    LEAST_FRACTION_BITS,
-    WORD,
-    Advance,
-    CopyReply,
-    EnrolmentReply,
-    EnrolmentRequest,
-    GradientRequest,
-    LatentReply,
-    LatentRequest,
-    MemberKey,
-    RelayReply,
-    RelayRequest,
-    SumReply,
-    detail_of,
-)
 from flower_graph.strategies.nfedgnn.users import (
     ADAM_TENSORS,
+    AVERAGE_ROUND,
+    Cohort,
     CommonLayer,
     CommonModule,
     LinearCohort,
@@ -71,19 +66,267 @@ from flower_graph.strategies.nfedgnn.users import (
     StoredCohort,
     UserSettings,
     bounded,
-    common_model,
-    user_models,
 )
-from flower_graph.wire.arrays import Answer, Config, Parameters
-from flower_graph.wire.keys import SUM_STATE
+from flower_graph.wire.arrays import Answer, Config, FloatArray, IntArray, Parameters, each_once
+from flower_graph.wire.codec import Known, Message, Part
+from flower_graph.wire.codec import Tensor as Entries
+from flower_graph.wire.fields import (
+    Block,
+    Bytes,
+    Exact,
+    Flag,
+    Handled,
+    NotSaved,
+    Numbers,
+    Raw,
+    Real,
+    Resume,
+    Saves,
+    Token,
+    Whole,
+    Word,
+)
+from flower_graph.wire.keys import GRADIENT_ROUND, SERVER_ROUND, SUM_STATE, USERS
 
 LOG = logging.getLogger(__name__)
 ROWS = "rows"  # in a checkpoint: where each user's rows of weights begin
 STEPS = b"steps of the layer"  # in the journal
-Opened = tuple[LinearCohort, Tensors]
-# Per user: the last round whose gradient was applied, and whose averaged weights were taken over.
-# A message that comes twice, because its reply was lost, is applied once.
-GRADIENT_ROUND, AVERAGE_ROUND = "gradient-round", "average-round"
+
+
+# Messages: latent vectors up, gradients down; weights or their sums both ways -------------------
+
+MAX_WEIGHTS = 1 << 28  # of one user
+GRADIENTS = "sum of gradients"  # the purpose of the secure sums
+WORD, LEAST_FRACTION_BITS = 64, 40  # with fewer, Adam makes of the rounding what can be seen
+# Clients of a secure sum that stand for a SuperNode's users: two, since there is no sum of one
+# client; where SuperNodes have keys of their own these are counted
+IN_SUM, AS_PARTY = 2, 1
+
+
+def detail_of(server_round: int, layer_round: int) -> bytes:
+    """Describe a sum: the round of its gradients, and the round of their layer."""
+    return struct.pack("<qq", server_round, layer_round)
+
+
+SETTINGS = {
+    "latent_size": Whole("latent-size", "`h`"),
+    "bias": Flag("user-bias", "whether the users' linear map has a bias"),
+    "weight_decay": Real("weight-decay", "of the users' Adam"),
+    "seed": Whole("seed", "of the users' first weights"),
+    "average_over": Word("average-over", "`holders` or `all`"),
+    "dropout": Real("dropout", "share of its features that a user drops in training"),
+}
+ServerRound = Annotated[int, Whole(SERVER_ROUND, "the round")]
+STEPPED = "round of the last step of the layer that is here; 0 before"
+LayerRound = Annotated[int, Whole("layer-round", STEPPED, least=0)]
+Users = Annotated[IntArray, Exact(USERS, "who is meant, and the order of all rows", shape="p")]
+SLOPES = Entries("arrays/relay", "gradient of the loss by each user's last vector", shape="p h")
+Gradient = Annotated[FloatArray, SLOPES]
+Rate = Annotated[float, Real("learning-rate", "of the step with these gradients")]
+Copy = Block("layer-copy", "a SuperNode's layer, in safetensors", shape="b 4")
+USERS_OF = property(attrgetter("users"))
+# Optional entries
+BEFORE = Whole("users-before", "users from this number on begin anew", least=0, optional=True)
+STEP = Whole("layer-round", "round of the common layer's last step", least=0, optional=True)
+
+
+class EnrolmentRequest(Message, down="query"):
+    """Server to client: asks for its users, and names the checkpoint if the run is resumed."""
+
+    # What the users' models and optimisers are to be
+    settings: Annotated[UserSettings, Part(make=UserSettings, fields=SETTINGS)]
+    # The run, and the checkpoint that the client is to load
+    resume: Annotated[Resume, Part("checkpoints", make=Resume)] = field(default_factory=Resume)
+    # What a checkpoint has of users that are not here any more is dropped.
+    before: Annotated[int | None, BEFORE] = None
+
+
+class MemberKey(Message, prefix="key-"):
+    """Client to server: a SuperNode's key for masked sums, and whether it has the common key."""
+
+    public: Annotated[Bytes, Block(shape=f"{KEY_BYTES}")]  # its public key (X25519)
+    # hash of the common key, or zeros
+    key_check: Annotated[Bytes, Block("key-check", shape=f"{CHECK_BYTES}")]
+    signed_by: Annotated[Bytes | None, SIGNED_KEY] = None
+
+
+class EnrolmentReply(Message, up="query"):
+    """Client to server: its users."""
+
+    users: Annotated[NDArray[np.int64], Exact(USERS)]  # its users, rows of the server's graph
+    weight_shape: Annotated[list[int], Numbers(shape="2", whole=True)]  # of weights, with a bias
+    handled: Handled = None
+    layer_round: Annotated[int | None, STEP] = None
+    key: Annotated[MemberKey | None, Part(make=MemberKey, when="key-public")] = None
+
+    clients = USERS_OF
+
+    def check(self, known: Known) -> None:
+        users, last = self.users, known["num_nodes"] - 1
+        if users.size == 0 or not each_once(users):
+            raise MalformedReplyError("it hosts no users, or one twice")
+        if (wrong := users[(users < 0) | (users > last)]).size:
+            text = f"it hosts user {wrong[0]}, but the graph has nodes 0 to {last}"
+            raise MalformedReplyError(text)
+        if min(self.weight_shape) < 1 or math.prod(self.weight_shape) > MAX_WEIGHTS:
+            given = f"weight-shape: {self.weight_shape}"
+            raise MalformedReplyError(f"{given}; at most {MAX_WEIGHTS} numbers are allowed")
+
+
+# A layer of each user's own ----------------------------------------------------------------------
+
+GIVEN = Exact(GRADIENT_ROUND, "round of that vector; 0: no gradient", shape="p")
+MEAN = Entries(
+    "average/weights",
+    "mean, taken over before the step; not NaN",
+    shape="f w",
+    when="average_round",
+)
+ADDED = Entries(
+    "average/weights",
+    "the users' weights, added up",
+    shape="f w",
+    dtype="float32 or float64",
+    per="p",
+    when="send_weights",
+)
+COUNTS = Entries(
+    "average/holders",
+    "how many users have each row",
+    shape="f",
+    dtype="int64",
+    limit=None,
+    when="send_weights",
+)
+
+
+class RelayRequest(Message, down="train train.finish"):
+    """Server to client: gradients of an earlier round."""
+
+    server_round: ServerRound
+    users: Users
+    gradient: Gradient
+    # Each round's gradient is applied once, however often it comes.
+    gradient_round: Annotated[IntArray, GIVEN]
+    rate: Rate
+    average: Annotated[FloatArray | None, MEAN] = None
+    average_round: Annotated[int, Whole()] = 0  # round of that mean; 0 without
+    send_weights: Annotated[bool, Flag()] = False  # whether weights are asked for
+    checkpoint: Saves = False
+    run: Token = ""
+
+    clients = USERS_OF
+
+
+class RelayReply(Message, up="train"):
+    """Client to server: latent vectors, and sums of weights if the request asks for them."""
+
+    # The answer to ``train.finish``, too; there only its shape matters.
+
+    server_round: ServerRound
+    latent: Annotated[FloatArray, Entries("arrays/relay", shape="p h")]  # latent vectors
+    weight_sum: Annotated[FloatArray | None, ADDED] = None
+    holders: Annotated[IntArray | None, COUNTS] = None
+    not_saved: NotSaved = ""
+
+    @property
+    def examples(self) -> int:
+        return int(self.latent.shape[0])
+
+    def check(self, known: Known) -> None:
+        if (holders := self.holders) is None:
+            return
+        users = known["p"]
+        if holders.dtype.kind not in "iu" or holders.min() < 0 or holders.max() > users:
+            raise MalformedReplyError(f"holders: expected counts from 0 to {users}")
+
+
+# One layer for all -------------------------------------------------------------------------------
+
+WORDS = Entries(
+    "total/words", "the sum under pads, and checks", shape="L", dtype="uint64", limit=None
+)
+TOTAL = Entries("total/gradient", "sum of all users' gradients", shape="f w", when="has_total")
+TRAINED = Entries("arrays/relay", "vectors of `users` with dropout", shape="p h", when="trains")
+MEASURED = Entries("arrays/measured", "vectors of `measured`", shape="m h", when="measures")
+
+
+class HiddenSum(Message, prefix="pad-"):
+    """Server to client: a sum that the server cannot read; clients take the pads off."""
+
+    contributors: Annotated[int, Whole(least=1)]  # pads in the words
+    sum_run: Annotated[bytes, Raw("pad-run")]  # run of the secure sum, which the pad is made for
+    sum_round: Annotated[int, Whole("pad-round")]  # its number, too
+    ring: Annotated[Ring, RING]
+    words: Annotated[RingArray, WORDS]
+
+    @property
+    def nbytes(self) -> int:
+        return self.words.nbytes
+
+
+class Advance(Message):
+    """Server to client: the step, or copy, that brings the layer up to date; applied once."""
+
+    layer_round: LayerRound = 0
+    before: Annotated[int, Whole("layer-before")] = 0  # round of the step before that
+    rate: Rate = 0.0
+    has_total: Annotated[bool, Flag()] = False  # whether the sum comes along
+    total: Annotated[FloatArray | None, TOTAL] = None
+    hidden: Annotated[HiddenSum | None, Part(make=HiddenSum, when="pad-contributors")] = None
+    copy: Annotated[Bytes | None, replace(Copy, optional=True)] = None
+
+
+class LatentRequest(Message, down="train"):
+    """Server to client: the sum of an earlier round; asks for this round's latent vectors."""
+
+    server_round: ServerRound
+    users: Users
+    measured: Annotated[IntArray, Exact(shape="m")]  # users to send without dropout
+    advance: Annotated[Advance, Part(make=Advance)] = field(default_factory=Advance)
+    trains: Annotated[bool, Flag()] = True  # whether `users` send vectors with dropout
+    checkpoint: Saves = False
+    run: Token = ""
+
+    clients = USERS_OF
+
+
+class LatentReply(Message, up="train"):
+    """Client to server: latent vectors for training, and others for evaluation."""
+
+    server_round: ServerRound
+    layer_round: LayerRound
+    latent: Annotated[FloatArray | None, TRAINED] = None
+    measured: Annotated[FloatArray | None, MEASURED] = None
+    not_saved: NotSaved = ""
+
+
+class GradientRequest(Message, down="train.add_up"):
+    """Server to client: gradients with respect to this round's latent vectors; asks for sums."""
+
+    server_round: ServerRound
+    users: Users
+    gradient: Gradient
+    layer_round: LayerRound
+
+    clients = USERS_OF
+
+
+class SumReply(Message, up="train.add_up"):
+    """Client to server: its users' summed gradients with respect to the layer's weights."""
+
+    server_round: ServerRound
+    total: Annotated[FloatArray, Entries("arrays/sum", shape="f w", per="p")]  # the sum
+
+
+class CopyReply(Message, up="train.copy_layer"):
+    """Client to server: a copy of the layer, for SuperNodes that have missed a step."""
+
+    layer_round: LayerRound
+    copy: Annotated[Bytes, Copy]
+
+
+# Clients -----------------------------------------------------------------------------------------
 
 
 class UsersClient(NumPyClient):
@@ -143,11 +386,21 @@ class UsersClient(NumPyClient):
     def _restore(self, question: EnrolmentRequest) -> None:
         raise NotImplementedError
 
-    def _start(self) -> Tensors:
+    def _made(self) -> Cohort:
+        """Make the users, from their data alone."""
         raise NotImplementedError
 
-    def _build(self, tensors: Tensors) -> tuple[Any, Tensors]:
-        raise NotImplementedError
+    def _cohort(self) -> Cohort:
+        cohort: Cohort = self._state.once(self._made)
+        return cohort
+
+    def _start(self) -> Tensors:
+        return self._cohort().start()
+
+    def _build(self, tensors: Tensors) -> tuple[Cohort, Tensors]:
+        cohort = self._cohort()
+        cohort.hold(tensors)
+        return cohort, cohort.kept
 
     def _packed(self) -> ActiveRows:
         return pack(self._x, bias=self.settings.bias).to(self._device)
@@ -160,18 +413,14 @@ class UsersClient(NumPyClient):
         if self._model is not None:
             LOG.warning("user_model: a module of your own is saved in checkpoints alone")
             return Snapshot(None, [])
-        opened, users = self._state.look(), self.users.tolist()
-        if isinstance(opened, CommonLayer):
-            return Snapshot(None, [common_model(users, opened.weight, self.settings.bias)])
-        return Snapshot(None, [user_models(users, opened[0])])
+        return Snapshot(None, [self._state.look().models(self.users.tolist())])
 
     def _places(self, users: NDArray[np.generic]) -> Tensor:
         wanted = torch.from_numpy(np.ascontiguousarray(users))
         if torch.equal(wanted, self.users):
             return torch.arange(wanted.numel())
-        order = torch.argsort(self.users)
-        result = torch.searchsorted(self.users[order], wanted).clamp(max=order.numel() - 1)
-        place = order[result]
+        ordered, order = self.users.sort()
+        place = order[torch.searchsorted(ordered, wanted).clamp(max=order.numel() - 1)]
         if not torch.equal(self.users[place], wanted):
             raise ValueError("the message names users that this client does not host")
         return place
@@ -256,16 +505,16 @@ class NodeClient(UsersClient):
         if self._file is not None and (request.send_weights or request.average is not None):
             raise ValueError("rows_dir: users whose weights are in a file do not average them")
         place = self._places(request.users)
-        with self._state.opened(follows=follows) as (cohort, tensors):
+        with self._state.opened(follows=follows) as cohort:
             if isinstance(cohort, StoredCohort):
                 cohort.check_room(place)
             if request.average is not None:
                 rounds = torch.full_like(place, request.average_round)
-                fresh = _note_new(tensors[AVERAGE_ROUND], place, rounds)
+                fresh = _note_new(cohort.tensors[AVERAGE_ROUND], place, rounds)
                 if fresh.any():
                     cohort.set_weights(place[fresh], torch.from_numpy(request.average))
             rounds = torch.from_numpy(request.gradient_round)
-            fresh = _note_new(tensors[GRADIENT_ROUND], place, rounds)
+            fresh = _note_new(cohort.tensors[GRADIENT_ROUND], place, rounds)
             if fresh.any():
                 gradient = torch.from_numpy(request.gradient)
                 gradient = gradient if fresh.all() else gradient[fresh]
@@ -274,14 +523,13 @@ class NodeClient(UsersClient):
 
     def _save(self, server_round: int, run: str) -> str:
         """Write a checkpoint, with the start of each user's rows of weights."""
-        if self._file is not None:
-            try:
-                row_file.copy(self._file, self._state.rows_at(server_round, run))
-            except OSError as error:
-                return f"its users' rows cannot be copied: {error.strerror}"
-        is_linear = self._model is None and self._file is None
-        more = {ROWS: self._rows().ptr.cpu()} if is_linear else {}
-        return self._state.save(server_round, run, more)
+        if self._file is None:
+            return self._state.save(server_round, run, {ROWS: self._cohort().rows.ptr.cpu()})
+        try:
+            row_file.copy(self._file, self._state.rows_at(server_round, run))
+        except OSError as error:
+            return f"its users' rows cannot be copied: {error.strerror}"
+        return self._state.save(server_round, run)
 
     def _restore(self, question: EnrolmentRequest) -> None:
         """Go on from a checkpoint; if users have changed, take the part of the users here."""
@@ -298,46 +546,29 @@ class NodeClient(UsersClient):
             if before is None or not torch.isin(self.users[self.users < before], numbers).all():
                 return None
             self._state.drop()  # what a run that was stopped left in this process is of others
-            result = self._start()
+            result, ptr = self._start(), self._cohort().rows.ptr.cpu()
             both = np.intersect1d(self.users.numpy(), numbers.numpy(), return_indices=True)
             here, there = (torch.from_numpy(place) for place in both[1:])
+            rows, saved_rows = row_entries(ptr, here)[1], row_entries(more[ROWS], there)[1]
             for name, tensor in result.items():
-                to, source = here, there
-                if name in ADAM_TENSORS and self._model is None:  # all users' rows on end
-                    to = row_entries(self._rows().ptr.cpu(), here)[1]
-                    source = row_entries(more[ROWS], there)[1]
-                tensor[to.to(tensor.device)] = saved[name][source].to(tensor.device)
+                if name in ADAM_TENSORS:  # all users' rows on end
+                    tensor[rows] = saved[name][saved_rows]
+                else:
+                    tensor[here] = saved[name][there]
             return result
 
         restored = self._state.restore(resume, adopt)
-        if before is not None and restored is not None:
-            # The file that was read may have users that have left.
-            why = self._save(resume.server_round, resume.run)
-            if why:
-                raise CheckpointError(why)
+        # The file that was read may have users that have left.
+        is_due = before is not None and restored is not None
+        if is_due and (why := self._save(resume.server_round, resume.run)):
+            raise CheckpointError(why)
 
-    def _start(self) -> Tensors:
-        never = torch.zeros(self.users.numel(), dtype=torch.int32)
-        cohort = self._cohort(None)
-        kept = cohort.kept if isinstance(cohort, StoredCohort) else cohort.tensors
-        return kept | {GRADIENT_ROUND: never, AVERAGE_ROUND: never.clone()}
-
-    def _build(self, tensors: Tensors) -> tuple[Opened, Tensors]:
-        # Round counters stay with the CPU's bookkeeping.
-        counters = (GRADIENT_ROUND, AVERAGE_ROUND)
-        placed = {k: t if k in counters else t.to(self._device) for k, t in tensors.items()}
-        return (self._cohort(placed), placed), placed
-
-    def _cohort(self, tensors: Tensors | None) -> LinearCohort:
+    def _made(self) -> LinearCohort:
         if self._model is not None:
-            return ModuleCohort(self._x.to(self._device), self._model, self.settings, tensors)
+            return ModuleCohort(self._x.to(self._device), self._model, self.settings)
         if self._file is not None:
-            return StoredCohort(self._rows(), self.settings, tensors, self._file)
-        return LinearCohort(self._rows(), self.settings, tensors)
-
-    def _rows(self) -> ActiveRows:
-        rows: ActiveRows = self._state.once(self._packed)
-        return rows
+            return StoredCohort(self._packed(), self.settings, self._file)
+        return LinearCohort(self._packed(), self.settings)
 
 
 def _note_new(seen: Tensor, place: Tensor, rounds: Tensor) -> Tensor:
@@ -398,7 +629,7 @@ class CommonLayerClient(UsersClient, MaskingClient):
         elif key is not None and not key.check.any():
             raise StateLostError("the common key is not here")
         request = LatentRequest.from_numpy(parameters, config)
-        self._layer()
+        self._cohort()
         with self._state.opened() as layer:
             self._advance(layer, request.advance)
             reply = LatentReply(request.server_round, layer.round)
@@ -507,21 +738,12 @@ class CommonLayerClient(UsersClient, MaskingClient):
         before = question.before
         self._state.restore(question.resume, lambda saved, *_: saved if before else None)
 
-    def _layer(self) -> CommonLayer:
-        def make() -> CommonLayer:
-            if self._model is not None:
-                x = self._x.to(self._device)
-                return CommonModule(x, self.users, self._model, self.settings)
-            return CommonLayer(self._packed(), self.users, self.settings)
+    def _made(self) -> CommonLayer:
+        if self._model is not None:
+            return CommonModule(self._x.to(self._device), self.users, self._model, self.settings)
+        return CommonLayer(self._packed(), self.users, self.settings)
 
-        layer: CommonLayer = self._state.once(make)
-        layer.settings = self.settings  # the seed is another once the common key is here
-        return layer
-
-    def _start(self) -> Tensors:
-        return self._layer().start()
-
-    def _build(self, tensors: Tensors) -> tuple[CommonLayer, Tensors]:
-        layer = self._layer()
-        layer.hold({name: t.to(self._device) for name, t in tensors.items()})
-        return layer, layer.tensors
+    def _cohort(self) -> Cohort:
+        cohort = super()._cohort()
+        cohort.settings = self.settings  # the seed is another once the common key is here
+        return cohort

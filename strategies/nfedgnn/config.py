@@ -102,11 +102,6 @@ class StrategyConfig(TrustSection):
             return self.reg_weight
         return 0.0 if self.share == SUMMED else SMOOTHNESS
 
-    @property
-    def steadying(self) -> Sequence[str]:
-        """The settings to lower when training diverges."""
-        return STEADYING if self.smoothness else STEADYING[:1]
-
     def validate(self) -> None:
         of_form = {
             "average_every": (0, AVERAGED),
@@ -156,7 +151,7 @@ class NFedGNNConfig(RunConfig):
 
     @property
     def steadying(self) -> Sequence[str]:
-        return self.strategy.steadying
+        return STEADYING if self.strategy.smoothness else STEADYING[:1]
 
     def local_steps(self, graphs: object) -> float:
         return 1

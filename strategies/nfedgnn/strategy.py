@@ -52,27 +52,59 @@ the server: public keys are signed, and each sum ends in checks that show any ch
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import clip_grad_norm_
 
 from flower_graph.config.common import LINKS
 from flower_graph.config.rules import BELOW_ONE, at_least, require
 from flower_graph.config.schema import check_settings
+from flower_graph.data.description import server_graph
+from flower_graph.engine.cohort import Judged
 from flower_graph.engine.machine import resolve_device
-from flower_graph.errors import MalformedReplyError, NoClientsError, RefusedError
-from flower_graph.outputs.files import Snapshot, role_of
+from flower_graph.errors import DataError, DivergedError, MalformedReplyError, NoClientsError
+from flower_graph.models import PairModel, SplitModel
+from flower_graph.ops.adam import Adam
+from flower_graph.ops.graph import (
+    LaplacianTerm,
+    SortedEdges,
+    laplacian_regulariser,
+    laplacian_term,
+    sorted_edges,
+)
+from flower_graph.ops.links import (
+    LinkSplit,
+    dot_products,
+    draw_absent,
+    ends,
+    split_links,
+    undirected,
+)
+from flower_graph.outputs.files import (
+    NO_CLIENT,
+    Embeddings,
+    KnownLinks,
+    Predictions,
+    SavedModels,
+    Snapshot,
+    role_of,
+)
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
+from flower_graph.rng import generator, seeded
 from flower_graph.secure.common_key import (
     SIGNED_BY,
     KeyPacket,
@@ -84,21 +116,12 @@ from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import PartySums, SumServer
-from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
+from flower_graph.server.sums import SecureSum
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.nfedgnn.config import (
-    AVERAGED,
-    MASKED,
-    OWN,
-    SUMMED,
-    ModelConfig,
-    NFedGNNConfig,
-    StrategyConfig,
-)
-from flower_graph.strategies.nfedgnn.messages import (
+from flower_graph.strategies.nfedgnn.client import (
     AS_PARTY,
     GRADIENTS,
     IN_SUM,
@@ -117,7 +140,15 @@ from flower_graph.strategies.nfedgnn.messages import (
     SumReply,
     detail_of,
 )
-from flower_graph.strategies.nfedgnn.server_model import LinkRelayServer, RelayServer, scheduled
+from flower_graph.strategies.nfedgnn.config import (
+    AVERAGED,
+    MASKED,
+    OWN,
+    SUMMED,
+    ModelConfig,
+    NFedGNNConfig,
+    StrategyConfig,
+)
 from flower_graph.strategies.nfedgnn.users import UserSettings, bounded
 from flower_graph.wire.arrays import Config, FloatArray, IntArray
 from flower_graph.wire.codec import Message
@@ -133,6 +164,8 @@ FLOAT = 4  # bytes of a number
 NOBODY: IntArray = np.zeros(0, np.int64)
 UNHOSTED = "no SuperNode hosts users of this graph"
 NEVER = -1  # the round of no step
+MODULES = "flower_graph.strategies.nfedgnn.modules"  # of saved models
+WARM_UP = 0.1  # share of the rounds in which ``warmup-cosine`` raises the step size
 MOST_STOPPED = 2  # steps that a SuperNode may stop before it is left out
 T = TypeVar("T")
 
@@ -165,7 +198,7 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
     -----
     A client must answer ``query`` with the users it hosts, ``train`` with their latent vectors
     after applying the gradients that the message brings, and ``train.finish`` after applying the
-    last ones (``messages.py`` beside this file).
+    last ones (``client.py`` beside this file).
     """
 
     usual_rounds = 200
@@ -188,10 +221,8 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         dropout = model.dropout if is_common else 0.0
         over, decay = section.average_over, section.weight_decay
         users = UserSettings(latent_size, model.user_bias, decay, config.seed, over, dropout)
-        has_links = config.task == LINKS
-        kind = partial(LinkRelayServer, links=config.links) if has_links else RelayServer
-        device = resolve_device(config.device)
-        self.server: RelayServer = kind(data, server_model, section, users, device)
+        kind = LinkRelayServer if config.task == LINKS else RelayServer
+        self.server: RelayServer = kind(data, server_model, config, latent_size)
         self.num_classes = self.server.num_classes
         form = CommonLayer if is_common else OwnLayer
         self.layer: OwnLayer | CommonLayer = form(self, users)
@@ -224,7 +255,7 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         accuracy, self.counts = dict.fromkeys(ROLES, math.nan), None
         if self.evaluates(server_round):
             accuracy = server.accuracy()
-            self.counts = counted(*server.judged, self.counting)
+            self.counts = counted(*server.judged[:3], self.counting)
         payload = layer.ledger.payload
         report = self.report(server_round, who, accuracy, **losses, bytes=payload)
         report.skipped = skipped
@@ -468,10 +499,11 @@ class Layer(Membership):
         takes_part[pool[self.relay.session.draw(pool.size, server_round)]] = True
         return {node: users[takes_part[users]] for node, users in hosted.items()}
 
-    def nobody_drawn(self, server_round: int) -> NoClientsError:
-        return NoClientsError(
-            f"round {server_round}: no connected SuperNode hosts a user who takes part"
-        )
+    def must_ask(self, server_round: int, asked: Collection[int]) -> None:
+        """Refuse a round in which no SuperNode is asked."""
+        if not asked:
+            why = "no connected SuperNode hosts a user who takes part"
+            raise NoClientsError(f"round {server_round}: {why}")
 
     def is_alone(self, server_round: int) -> bool:
         last = int(self.joined.max())
@@ -547,18 +579,21 @@ class OwnLayer(Layer):
         """Ask this round's users for latent vectors, with the gradients that wait."""
         relay, session, server = self.relay, self.relay.session, self.relay.server
         drawn = self.drawn(server_round, self.users_of(session.gather(server_round, UNHOSTED)))
-        saves, run = session.is_due(server_round), session.run
-        every = relay.section.average_every
+        saves, every = session.is_due(server_round), relay.section.average_every
         # A mean of the newcomers alone would become everybody's.
-        averages = every and server_round % every == 0 and not self.is_alone(server_round)
+        averages = every > 0 and server_round % every == 0 and not self.is_alone(server_round)
         relay.requests = {
             # For a checkpoint every host is asked, even if none of its users takes part.
-            node: self._request(server_round, users, bool(averages), saves, run)
+            node: replace(
+                self._request(server_round, users),
+                send_weights=averages,
+                checkpoint=saves,
+                run=session.run,
+            )
             for node, users in drawn.items()
             if saves or users.size
         }
-        if not relay.requests:
-            raise self.nobody_drawn(server_round)
+        self.must_ask(server_round, relay.requests)
         replies = relay.send(server_round, "train", relay._config)
         relay.answers = self.answered = replies.values
         session.must_have(server_round, replies)
@@ -569,15 +604,8 @@ class OwnLayer(Layer):
             reply.latent, request.gradient = reply.latent[:0].copy(), request.gradient[:0].copy()
         return server.latent, server.known
 
-    def _request(
-        self,
-        server_round: int,
-        users: IntArray,
-        send_weights: bool = False,
-        checkpoint: bool = False,
-        run: str = "",
-    ) -> RelayRequest:
-        due = bool((self.has_average[users] < self.average_round).any())
+    def _request(self, server_round: int, users: IntArray) -> RelayRequest:
+        due = self.average is not None and (self.has_average[users] < self.average_round).any()
         return RelayRequest(
             server_round,
             users,
@@ -586,9 +614,6 @@ class OwnLayer(Layer):
             self.rate,
             self.average.numpy() if due and self.average is not None else None,
             self.average_round if due else 0,
-            send_weights,
-            checkpoint,
-            run,
         )
 
     def read_reply(self, request: RelayRequest, content: RecordDict) -> RelayReply:
@@ -648,26 +673,14 @@ class OwnLayer(Layer):
         self._delivered(relay.send(server_round, "train.finish").values)
 
 
-class NoSum(NamedTuple):
-    """The reason why a round has no sum of gradients, so that nobody steps."""
-
-    text: str  # One line for a person
-    nodes: Collection[int] = ()  # SuperNodes that it is for want of, as far as they are known
-
-    @classmethod
-    def without(cls, missing: Collection[int]) -> NoSum:
-        return cls(f"missing from {len(missing)} SuperNode(s)", missing)
-
-
 class CommonLayer(Layer):
     """One layer of all users: its last step, and which SuperNodes have taken that step.
 
     Under masks the server can read neither the layer nor the sums of gradients.
     """
 
-    others = (*Layer.others, "last")
-    last = 0  # round of the last step; 0: the first weights
-    no_sum: NoSum | None = None  # of the current round
+    taken = Advance(before=NEVER)  # the last step, with its sum; round 0: the first weights
+    stoppers: Collection[int] = ()  # SuperNodes for want of which this round has no sum
 
     def __init__(self, relay: SplitGradientRelay, settings: UserSettings) -> None:
         super().__init__(relay, settings)
@@ -678,23 +691,19 @@ class CommonLayer(Layer):
         self._masks, registry = section.aggregation == MASKED, section.registry
         # Under pads two sums tell the server nothing, however few SuperNodes they differ by.
         self._parties = None if registry is None else PartySums(registry, differ_by=1)
-        self._go_back(0)
         self._ask_anew(0)
-
-    def _go_back(self, server_round: int) -> None:
-        self.last, self.before = server_round, NEVER  # rounds of the last two steps
-        # [f, w] that the last was taken with, or the same under pads
-        self.total: FloatArray | HiddenSum | None = None
-        self.rate = 0.0  # of the last
 
     def _ask_anew(self, server_round: int) -> None:
         self.asked_round = server_round  # for which latent vectors were asked
         self.relay.requests, self.relay.answers, self.rejected = {}, {}, list[Rejected]()
 
+    def state_dict(self) -> dict[str, object]:
+        return super().state_dict() | {"last": self.taken.layer_round}
+
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from a state; vectors that were asked for ahead are asked for again."""
         super().load_state_dict(state)
-        self._go_back(self.last)
+        self.taken = Advance(state["last"], NEVER)
         self._ask_anew(0)
         if self._parties is None:
             self.__dict__.pop("sums", None)  # of an earlier start of the run
@@ -708,10 +717,7 @@ class CommonLayer(Layer):
             raise MalformedReplyError("key-public: missing; masked sums need it")
         if self._parties is not None:
             run = str(self.relay.session.exchange.grid.run.run_id).encode()
-            try:
-                check_signed(self._parties.registry, run, key.public, key.signed_by)
-            except RefusedError as error:
-                raise MalformedReplyError(str(error)) from error
+            check_signed(self._parties.registry, run, key.public, key.signed_by)
         return answer
 
     def refusal(self, answer: EnrolmentReply) -> str:
@@ -744,8 +750,7 @@ class CommonLayer(Layer):
         session.rejected += few(self.rejected)
         asked = {node: relay.requests[node].users for node in hosted if node in relay.requests}
         session.asked = {node: users for node, users in asked.items() if users.size}
-        if not session.asked:
-            raise self.nobody_drawn(server_round)
+        self.must_ask(server_round, session.asked)
         self.answered = [node for node in session.asked if node in relay.answers]
         session.must_have(server_round, Replies(dict.fromkeys(self.answered), session.rejected))
         latent, heard = server.latent.clone(), torch.zeros_like(server.known)
@@ -765,9 +770,8 @@ class CommonLayer(Layer):
     def look_ahead(self, server_round: int) -> None:
         """Ask for the next round's latent vectors, and for vectors that evaluate this round."""
         relay, session = self.relay, self.relay.session
-        nodes = () if self.no_sum is None else self.no_sum.nodes
         # If most of them stopped the step, it is no fault of theirs.
-        for node in nodes if 2 * len(nodes) < len(self.answered) else ():
+        for node in self.stoppers if 2 * len(self.stoppers) < len(self.answered) else ():
             self.stopped.update(self.clients[node])
             if why := self._stops(self.clients[node]):
                 LOG.warning("node %d and its %d users: %s", node, len(self.clients[node]), why)
@@ -832,9 +836,8 @@ class CommonLayer(Layer):
     def _sealed_keys(self, nodes: Sequence[int]) -> Mapping[int, Config]:
         """Have the common key sealed for SuperNodes that do not have it."""
         keys, hosted = self.keys, list(self.relay.session.hosted())
-        holders = [node for node in hosted if keys[node].key_check.any()]
-        checks = {node: keys[node].key_check.tobytes() for node in holders}
-        having = [node for node in holders if checks[node] == checks[holders[0]]]
+        checks = {n: keys[n].key_check.tobytes() for n in hosted if keys[n].key_check.any()}
+        having = [node for node, check in checks.items() if check == next(iter(checks.values()))]
         lacking = [node for node in nodes if node not in having]
         for donor in (having or hosted) if lacking else ():
             others = [node for node in lacking if node != donor]
@@ -843,7 +846,7 @@ class CommonLayer(Layer):
             if self._parties is not None:
                 rows = [keys[node].signed_by for node in others]
                 signed = np.array(rows, np.uint8).reshape(-1, SIGNED_BY)
-            request = ShareKeyRequest(public, not holders, signed).to_record()
+            request = ShareKeyRequest(public, not checks, signed).to_record()
             read = partial(ShareKeyReply.read, k=len(others))
             reply = self.ask_one(donor, "train.share_key", request, read)
             if reply is not None:
@@ -876,17 +879,17 @@ class CommonLayer(Layer):
 
     def _can_go_on(self, node: int) -> bool:
         """Whether a SuperNode has the last step, or can take it with the sum."""
-        at = self.at.get(node, 0)
-        return at == self.last or (at == self.before and self.total is not None)
+        at, taken = self.at.get(node, 0), self.taken
+        has_sum = taken.has_total or taken.hidden is not None
+        return at == taken.layer_round or (at == taken.before and has_sum)
 
     def _advance(self, node: int, copy: CopyReply | None) -> Advance:
         """Return the sum or copy that brings a SuperNode's layer to the last step."""
-        at, copy = self.at.get(node, 0), None if self._can_go_on(node) else copy
-        begins = at if copy is None else copy.layer_round
-        total = self.total if begins == self.before and at != self.last else None
-        hidden, total = (total, None) if isinstance(total, HiddenSum) else (None, total)
-        sent = None if copy is None else copy.copy
-        return Advance(self.last, self.before, self.rate, total is not None, total, hidden, sent)
+        at, taken = self.at.get(node, 0), self.taken
+        copy = None if self._can_go_on(node) else copy
+        begins, sent = (at, None) if copy is None else (copy.layer_round, copy.copy)
+        bare = Advance(taken.layer_round, taken.before, taken.rate)
+        return replace(taken if begins == taken.before else bare, copy=sent)
 
     def _copy(self, nodes: Iterable[int]) -> CopyReply | None:
         """Fetch a copy of the layer if a SuperNode needs it."""
@@ -896,8 +899,8 @@ class CommonLayer(Layer):
         if not any(map(self._can_go_on, hosted)):
             newest = max(self.at.get(node, 0) for node in hosted)
             lost = "the layer of round %d is lost: all go on from round %d"
-            LOG.warning(lost, self.last, newest)
-            self._go_back(newest)
+            LOG.warning(lost, self.taken.layer_round, newest)
+            self.taken = Advance(newest, NEVER)
         request = RecordDict({CONFIG: ConfigRecord()})
         for donor in filter(self._can_go_on, hosted):
             reply = self.ask_one(donor, "train.copy_layer", request, CopyReply.read)
@@ -930,14 +933,16 @@ class CommonLayer(Layer):
                 self.tally("up", "latent", users, users.size * self._vector)
             self.traffic[users, ANSWERED] += 1
             self.tally("down", "gradient", users, users.size * self._vector)
-            requests[node] = GradientRequest(server_round, users, gradients[users], self.last)
+            at = self.taken.layer_round
+            requests[node] = GradientRequest(server_round, users, gradients[users], at)
+        self.stoppers = ()
         add_up = self._add_up_masked if self._masks else self._add_up
-        total, self.no_sum = add_up(server_round, requests), None
-        if isinstance(total, NoSum):
-            self.no_sum = total
-            return f"no sum of gradients: {total.text}"
-        self.last, self.before = server_round, self.last
-        self.total, self.rate = total, rate
+        total = add_up(server_round, requests)
+        if isinstance(total, str):
+            return f"no sum of gradients: {total}"
+        hidden, plain = (total, None) if isinstance(total, HiddenSum) else (None, total)
+        before = self.taken.layer_round
+        self.taken = Advance(server_round, before, rate, plain is not None, plain, hidden)
         return ""
 
     @cached_property
@@ -954,7 +959,7 @@ class CommonLayer(Layer):
 
     def _add_up(
         self, server_round: int, requests: Mapping[int, GradientRequest]
-    ) -> FloatArray | NoSum:
+    ) -> FloatArray | str:
         """Ask for the sums of gradients; return the whole sum, or why there is none."""
         f, w = self.weight_shape
         replies = self.relay.session.send(
@@ -971,11 +976,11 @@ class CommonLayer(Layer):
             total += bounded(replies.values[node].total, self.relay.section.limit)
             self.tally("up", "sum", requests[node].users, replies.values[node].total.nbytes)
         missing = requests.keys() - replies.values.keys()
-        return NoSum.without(missing) if missing else total.astype(np.float32)
+        return self._none_without(missing) if missing else total.astype(np.float32)
 
     def _add_up_masked(
         self, server_round: int, requests: Mapping[int, GradientRequest]
-    ) -> HiddenSum | NoSum:
+    ) -> HiddenSum | str:
         """Have the sums added up under masks; return the padded sum, or why there is none."""
         session, sums = self.relay.session, self.sums
         count, checks = (IN_SUM, 0) if self._parties is None else (AS_PARTY, CHECKS)
@@ -985,7 +990,7 @@ class CommonLayer(Layer):
             sums.give_up()
         sums.prepare(server_round, asked)
         length, ring = math.prod(self.weight_shape) + checks, sums.ring
-        detail = detail_of(server_round, self.last)
+        detail = detail_of(server_round, self.taken.layer_round)
         entries = sums.requests(length, GRADIENTS, detail, padded=True)
         replies = session.send(
             {node: with_entries(requests[node], more) for node, more in entries.items()},
@@ -996,20 +1001,23 @@ class CommonLayer(Layer):
         )
         for node in replies.values:
             self.tally("up", "sum", requests[node].users, 8 * length)
-        result = sums.close_padded(server_round)
-        rejected = sums.take_rejected()
+        result, rejected = sums.close_padded(server_round), sums.take_rejected()
         session.rejected += rejected
         if missing := entries.keys() - replies.values.keys():
-            return NoSum.without(missing)
+            return self._none_without(missing)
         if isinstance(result, Skipped):
-            silent = {one.node_id for one in rejected} & requests.keys()
-            return NoSum(str(result.reason), silent)
+            self.stoppers = {one.node_id for one in rejected} & requests.keys()
+            return str(result.reason)
         if lost := every.difference(result.contributors.tolist()):
-            text = f"{len(lost)} of {len(every)} parties were left out"
-            return NoSum(text, [n for n, local in asked.items() if not lost.isdisjoint(local)])
+            self.stoppers = [n for n, local in asked.items() if not lost.isdisjoint(local)]
+            return f"{len(lost)} of {len(every)} parties were left out"
         mask = MaskRequest.from_config(next(iter(entries.values())))
         count = result.contributors.size
         return HiddenSum(count, mask.run_id, mask.server_round, ring, result.total)
+
+    def _none_without(self, missing: Collection[int]) -> str:
+        self.stoppers = missing
+        return f"missing from {len(missing)} SuperNode(s)"
 
     def finish(self, server_round: int) -> None:
         content = RecordDict({CONFIG: ConfigRecord({SERVER_ROUND: server_round})})
@@ -1025,3 +1033,324 @@ def with_entries(message: Message, entries: Config) -> RecordDict:
     content = message.to_record()
     content[CONFIG] = ConfigRecord({**content.config_records[CONFIG], **entries})
     return content
+
+
+# The server's model, as tensors ------------------------------------------------------------------
+
+
+def scheduled(schedule: str, rate: float, server_round: int, rounds: int) -> float:
+    """Return the step size of a round of so many; rounds count from 1. It is never 0."""
+    if schedule == "constant":
+        return rate
+    rise = math.ceil(WARM_UP * rounds) if schedule == "warmup-cosine" else 0
+    if server_round <= rise:
+        return rate * server_round / rise
+    done = (server_round - 1 - rise) / (rounds - rise)
+    return rate * (1 + math.cos(math.pi * done)) / 2
+
+
+class RelayServer:
+    """The server's model and data, as tensors."""
+
+    # Made of the edges between users that have answered, when it is needed
+    _graph: Tensor | SortedEdges | None
+    _term: LaplacianTerm | None
+
+    def __init__(
+        self, data: Any, model: nn.Module, config: NFedGNNConfig, latent_size: int
+    ) -> None:
+        at_least(1).check("latent_size", latent_size)
+        self.config, self.section = config, config.strategy
+        self.reg_weight, self.seed = self.section.smoothness, config.seed
+        self.device = resolve_device(config.device)
+        self.model = model.to(self.device)
+        self.optimizer = Adam(self.model.parameters(), weight_decay=self.section.weight_decay)
+        # What predicts and is evaluated: the model that is trained, or the average of its weights
+        self._decay = self.section.server_average
+        self.eval_model = copy.deepcopy(self.model) if self._decay else self.model
+        self.latent = torch.zeros(0, latent_size, device=self.device)
+        self.known = torch.zeros(0, dtype=torch.bool, device=self.device)
+        self.take(data)
+
+    def take(self, data: Any, left: Sequence[int] = ()) -> None:
+        """Take a graph whose first nodes are the old ones; users that left have no part in it."""
+        edges, y, masks = server_graph(data)
+        self.num_nodes = y.shape[0]
+        names: Sequence[str] | None = getattr(data, "names", None)
+        # What the nodes are called, else their numbers
+        self.nodes = np.arange(self.num_nodes) if names is None else np.array(list(names))
+        self.classes: Sequence[str] | None = getattr(data, "classes", None)
+        present = torch.ones(self.num_nodes, dtype=torch.bool)
+        present[list(left)] = False
+        self.present = present.to(self.device)
+        self.y = y.to(self.device)
+        self.masks = {name: (mask & present).to(self.device) for name, mask in masks.items()}
+        if not self.masks["train"].any():
+            raise DataError("train_mask: no node is marked; at least one labelled node is needed")
+        self._all_edges = self._learnt_over(edges)
+        self.num_classes = 1 + int(y.max())
+        self.right = torch.zeros(self.num_nodes, dtype=torch.bool, device=self.device)
+        self._hold(self.latent, self.known)
+
+    def _learnt_over(self, edges: Tensor) -> Tensor | SortedEdges:
+        # In 32 bits, if the model can use edges in that form
+        takes_sorted = getattr(self.model, "takes_sorted", False)
+        in_order = sorted_edges(edges, self.num_nodes) if takes_sorted else None
+        return (in_order or edges).to(self.device)
+
+    def _hold(self, latent: Tensor, known: Tensor) -> None:
+        more = self.num_nodes - len(known)
+        self.latent = functional.pad(latent.to(self.device), (0, 0, 0, more))
+        self.latent[~self.present] = 0
+        self.known = functional.pad(known.to(self.device), (0, more)) & self.present
+        self._forget_graph()
+
+    def receive(self, users: Tensor, latent: Tensor) -> None:
+        users = users.to(self.device)
+        self.latent[users] = latent.to(self.device)
+        if not self.known[users].all():
+            self.known[users] = True
+            self._forget_graph()
+
+    @property
+    def graph(self) -> Tensor | SortedEdges:
+        """The edges between users that have answered, in the form that the model takes."""
+        # Not as each SuperNode's first answer comes: there may be a million.
+        if self._graph is None:
+            edges = self._all_edges
+            if self.known.all():
+                self._graph = edges
+            elif isinstance(edges, SortedEdges):
+                self._graph = edges.among(self.known)
+            else:
+                self._graph = among(edges, self.known)
+        return self._graph
+
+    def _forget_graph(self) -> None:
+        self._graph, self._term = None, None
+
+    def move(self, server_round: int, rate: float) -> None:
+        self.optimizer.lr = rate
+        self.optimizer.step()
+        self._average(server_round)
+
+    def gradients(
+        self, server_round: int, latent: Tensor, heard: Tensor
+    ) -> tuple[dict[str, float], Tensor]:
+        """Compute the loss over the users in ``heard``, and every latent vector's gradient."""
+        # latent [n, h], heard [n]
+        latent = latent.detach().requires_grad_()
+        self.optimizer.zero_grad()
+        # The regulariser's part goes first and by itself, so that its tensors are free again.
+        smooth = self._smoothness(latent)
+        self.model.train()
+        with seeded(self.device, self.seed, "server-dropout", server_round):
+            logits = self.model(latent, self.graph, *self._learnt_from(heard))
+        entropy = self.entropy(logits, heard, server_round)
+        loss = entropy.detach() + self.reg_weight * smooth
+        if not torch.isfinite(loss):
+            keys = " or ".join(self.config.steadying)
+            raise DivergedError(f"round {server_round}: the loss is {loss.item()}; lower {keys}")
+        entropy.backward()
+        if longest := self.section.gradient_norm:
+            clip_grad_norm_([*self.model.parameters(), latent], longest)
+        assert latent.grad is not None
+        losses = {"loss": loss, "cross_entropy": entropy, "regulariser": smooth}
+        return {name: one.item() for name, one in losses.items()}, latent.grad
+
+    def _learnt_from(self, heard: Tensor) -> tuple[Tensor, ...]:
+        """Return the nodes ``[m]`` whose logits the loss needs, if the model can use that."""
+        # A GPU would have to be waited for.
+        if self.device.type != "cpu" or not getattr(self.model, "takes_nodes", False):
+            return ()
+        return ((self.masks["train"] & heard).nonzero().flatten(),)
+
+    def _smoothness(self, latent: Tensor) -> Tensor:
+        """Return the regulariser; add its gradient to the latent vectors'."""
+        if not self.reg_weight:
+            return torch.zeros((), device=self.device)
+        if self._term is None:
+            self._term = laplacian_term(self.graph, self.num_nodes)
+        smooth = laplacian_regulariser(self._term, latent)
+        (self.reg_weight * smooth).backward()
+        return smooth.detach()
+
+    def entropy(self, logits: Tensor, heard: Tensor, server_round: int) -> Tensor:
+        """Compute the cross-entropy of the training nodes whose users were heard."""
+        # logits [n, c], heard [n]
+        if logits.shape[1] < self.num_classes:
+            text = f"y has {self.num_classes - 1}, the model gives {logits.shape[1]} classes"
+            raise DataError(f"{text}: flower_graph.data.as_graph(data) numbers classes from 0 on")
+        train = self.masks["train"] & heard
+        # Until a labelled user has answered there is nothing but the regulariser to learn from.
+        if not train.any():
+            return 0 * logits.sum()
+        return functional.cross_entropy(logits[train], self.y[train])
+
+    @torch.no_grad()
+    def _average(self, server_round: int) -> None:
+        """Let the average follow the weights: their plain mean, until there are enough of them."""
+        if not self._decay:
+            return
+        share = max(1 - self._decay, 1 / server_round)
+        now = self.model.state_dict()
+        for name, kept in self.eval_model.state_dict().items():
+            if kept.is_floating_point():
+                kept.lerp_(now[name], share)
+            else:
+                kept.copy_(now[name])
+
+    @torch.no_grad()
+    def logits(self) -> Tensor:
+        self.eval_model.eval()
+        result: Tensor = self.eval_model(self.latent, self.graph)
+        return result
+
+    def judge(self) -> Judged:
+        return Judged(self.logits(), self.y, self.masks, [0, len(self.y)])
+
+    def accuracy(self) -> dict[str, float]:
+        """Return the accuracy over each mask; NaN where a mask is missing or empty."""
+        judged = self.judged = self.judge()
+        self.right = judged.logits.argmax(1) == judged.y
+        # There may be ten million users: no sum by groups.
+        return {
+            role: self.right[mask].double().mean().item() for role, mask in judged.masks.items()
+        }
+
+    def snapshot(self) -> Snapshot:
+        """Return the server's half of a run, of users that have answered."""
+        rows = self._rows(self.latent)
+        users = torch.from_numpy(rows.number)
+        role = role_of(*(self.masks[name].cpu()[users] for name in ROLES))
+        logits, label = self.logits().cpu()[users], self.y.cpu()[users]
+        predictions = Predictions.of(logits, NO_CLIENT, rows.node, role, label, self.classes)
+        return Snapshot(predictions, server_models(self.eval_model), rows)
+
+    def _rows(self, rows: Tensor) -> Embeddings:
+        users = self.known.nonzero().flatten().cpu().numpy()
+        client, is_public = np.full(len(users), NO_CLIENT), np.zeros(len(users), bool)
+        return Embeddings(client, self.nodes[users], users, is_public, rows.cpu().numpy()[users])
+
+    def state_dict(self) -> dict[str, object]:
+        average = {"average": self.eval_model.state_dict()} if self._decay else {}
+        return {
+            **average,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "latent": self.latent,
+            "known": self.known,
+        }
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self.model.load_state_dict(state["model"])
+        # A run without has none: what it has learnt is what is averaged from now on.
+        if self._decay:
+            self.eval_model.load_state_dict(state.get("average", state["model"]))
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._hold(state["latent"], state["known"])
+        self.accuracy()  # there may be no later round to record which users are right
+
+
+def among(edges: Tensor, known: Tensor) -> Tensor:
+    """Return the edges between known nodes."""
+    return edges[:, known[edges].all(0)]
+
+
+# Links
+
+
+def held_links(edge_index: Tensor, num_nodes: int, config: NFedGNNConfig) -> LinkSplit:
+    """Hold out edges of the whole graph as one client with number 0 would."""
+    links = config.links
+    rng = generator(config.seed if links.seed is None else links.seed, "links", 0)
+    return split_links(edge_index, num_nodes, links.val, links.test, rng)
+
+
+class LinkRelayServer(RelayServer):
+    """The server's model and data, as tensors, where links are learnt; arguments as there.
+
+    The logit of a pair is its rows' dot product, or what a ``PairModel``'s decoder gives.
+    """
+
+    def take(self, data: Any, left: Sequence[int] = ()) -> None:
+        """Take a graph; hold out some of its edges. Labels and masks of nodes play no part."""
+        super().take(data, left)
+        self.num_classes = 2
+        self.masks = {role: torch.zeros_like(self.present) for role in ROLES}
+
+    def _learnt_over(self, edges: Tensor) -> Tensor:
+        split = held_links(edges, self.num_nodes, self.config)
+        self.split = LinkSplit(*(part.to(self.device) for part in vars(split).values()))
+        self.whole = edges.to(self.device)
+        return self.split.messages
+
+    def _forget_graph(self) -> None:
+        super()._forget_graph()
+        self._own: Tensor | None = None
+
+    def _learnt_from(self, heard: Tensor) -> tuple[()]:
+        """Return no nodes: the loss needs the rows of all."""
+        return ()
+
+    def entropy(self, logits: Tensor, heard: Tensor, server_round: int) -> Tensor:
+        """Compute the cross-entropy of training edges and as many drawn pairs without an edge."""
+        # logits: rows of nodes [n, h]; of pairs whose users were heard
+        if self._own is None:
+            self._own = undirected(among(self.split.messages, self.known).cpu(), self.num_nodes)
+        own = self._own
+        rng = generator(self.seed, "absent-links", server_round)
+        absent = draw_absent(own, self.num_nodes, len(own), rng)
+        pairs = ends(torch.cat([own, absent]), self.num_nodes).to(self.device)
+        is_edge = torch.arange(pairs.shape[1], device=self.device) < len(own)
+        kept = heard[pairs[0]] & heard[pairs[1]]
+        if not kept.any():
+            return 0 * logits.sum()
+        scores, truth = _scores(self.model, logits, pairs[:, kept]), is_edge[kept].to(logits.dtype)
+        return functional.binary_cross_entropy_with_logits(scores, truth)
+
+    @torch.no_grad()
+    def rows(self, edges: Tensor) -> Tensor:
+        """Return nodes' rows over some edges, for users that have answered, ``[n, h]``."""
+        self.eval_model.eval()
+        result: Tensor = self.eval_model(self.latent, among(edges, self.known))
+        return result
+
+    @torch.no_grad()
+    def judge(self) -> Judged:
+        """Judge pairs; for test pairs the model also sees the validation edges."""
+        split = self.split
+        early, later = (
+            _scores(self.eval_model, self.rows(edges), split.pairs)
+            for edges in (split.messages, split.later)
+        )
+        score = torch.where(split.role == len(ROLES) - 1, later, early)
+        masks = {role: split.role == number for number, role in enumerate(ROLES)}
+        logits = torch.stack([torch.zeros_like(score), score], 1)
+        return Judged(logits, split.is_edge.long(), masks, [0, len(score)])
+
+    def snapshot(self) -> Snapshot:
+        edges = among(self.whole, self.known).cpu().numpy()
+        known = KnownLinks(np.full(edges.shape[1], NO_CLIENT), *self.nodes[edges])
+        rows = self._rows(self.rows(self.whole))
+        return Snapshot(None, server_models(self.eval_model), rows, known)
+
+
+def _scores(model: nn.Module, rows: Tensor, pairs: Tensor) -> Tensor:
+    """Return the logits ``[m]`` of pairs ``[2, m]`` from the nodes' rows ``[n, h]``."""
+    if isinstance(model, PairModel):
+        return model.decoder(rows, pairs)  # type: ignore[no-any-return]
+    return dot_products(rows, pairs)
+
+
+def server_models(model: nn.Module) -> list[SavedModels]:
+    """Return the server's half as it was trained; nothing for a module of somebody's own."""
+    rows = model.rows if isinstance(model, PairModel) else model
+    if not isinstance(rows, SplitModel):
+        LOG.warning("%s: saved by its own name alone, in weights.safetensors", type(rows).__name__)
+        return []
+    name, arguments = type(rows).__name__, dict[str, object](rows.arguments)
+    if model is not rows:
+        name, arguments = "SplitPairs", {"rows": name} | arguments
+    state = {key: value.detach().cpu() for key, value in model.state_dict().items()}
+    return [SavedModels(f"{MODULES}.{name}", arguments, [NO_CLIENT], state, {})]

@@ -22,17 +22,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_graph.ops.active_rows import ActiveRows, adam_, project, sum_by_feature, take
-from flower_graph.ops.adam import Adam, Rates
+from flower_graph.ops.adam import MOMENTS, Adam, Rates
 from flower_graph.ops.graph import csr_tensor, pointers, weighted_sums
 from flower_graph.outputs.files import SavedModels, SparseRows
 from flower_graph.rng import chances, generator
 from flower_graph.storage import row_file
+from flower_graph.wire.keys import GRADIENT_ROUND
 
 Tensors = dict[str, Tensor]
 # What Adam changes, by its name in a cohort's state
 ADAM_TENSORS = ("weight", "exp-avg", "exp-avg-sq")
 AT_A_TIME = 1 << 14  # users whose rows are read from a file at a time
 STEP, ROUND = "step", "round"  # steps taken; of the common layer: round of the last step
+# Per user: the last round whose gradient was applied, and whose averaged weights were taken over.
+# A message that comes twice, because its reply was lost, is applied once.
+AVERAGE_ROUND = "average-round"
 BLOCK_ROWS = 65_536  # of which features are dropped at a time, about
 FEATURES_OF_A_USER = 1 << 32  # at most, so that each has a number of its own
 MODULE = "flower_graph.strategies.nfedgnn.modules.UserModel"  # of saved models
@@ -81,41 +85,57 @@ def unless_all(users: Tensor | None, count: int) -> Tensor | slice:
     return slice(None) if is_all else users  # type: ignore[return-value]
 
 
-class LinearCohort:
-    """Users with a linear map each, stored by active rows.
+class Cohort:
+    """Users, and the tensors that they learn.
 
     Where a method takes ``users``, ``None`` means all of them.
     """
 
-    def __init__(
-        self, rows: ActiveRows, settings: UserSettings, tensors: Tensors | None = None
-    ) -> None:
-        self.rows, self.settings = rows, settings
-        self.num_users = rows.num_users
-        # Weights, moments and step counts; the inactive rows' with ``"all"``
-        self.tensors = self._initial() if tensors is None else tensors
+    tensors: Tensors  # weights, moments, counts
+    kept: Tensors  # those of them that the client keeps
 
-    def _initial(self) -> Tensors:
-        rows, shared = self.rows, self.first().to(self.rows.value.device)
-        tensors = self._begun(shared.index_select(0, rows.feature))
-        if self.settings.average_over == "all":
+    def __init__(self, rows: ActiveRows, settings: UserSettings) -> None:
+        self.rows, self.settings = rows, settings
+
+    def first(self) -> Tensor:
+        """Return the weights from which users start."""
+        features = self.rows.num_features - int(self.settings.bias)
+        return shared_linear_weight(features, self.settings)
+
+    def start(self) -> Tensors:
+        """Return the tensors of users that have learnt nothing."""
+        raise NotImplementedError
+
+    def hold(self, tensors: Tensors) -> None:
+        """Work on tensors, in place; counts of rounds stay with the CPU's bookkeeping."""
+        device, rounds = self.rows.value.device, (GRADIENT_ROUND, AVERAGE_ROUND)
+        placed = {name: t if name in rounds else t.to(device) for name, t in tensors.items()}
+        self.tensors = self.kept = placed
+
+    def _part(self, users: Tensor | None) -> tuple[ActiveRows, Tensor | slice]:
+        """Return some users' rows, and their place in the tensors."""
+        chosen = unless_all(users, self.rows.num_users)
+        return (self.rows, chosen) if isinstance(chosen, slice) else take(self.rows, chosen)
+
+
+class LinearCohort(Cohort):
+    """Users with a linear map each, stored by active rows."""
+
+    def start(self) -> Tensors:
+        shared = self.first()
+        tensors = self._begun(shared.index_select(0, self.rows.feature.cpu()))
+        if self.settings.average_over == "all":  # the rows that users do not store
             nothing = {f"inactive-{name}": torch.zeros_like(shared) for name in ADAM_TENSORS}
             tensors |= nothing | {"inactive-weight": shared}
         return tensors
 
-    def first(self) -> Tensor:
-        features = self.rows.num_features - int(self.settings.bias)
-        return shared_linear_weight(features, self.settings)
-
     def _begun(self, weight: Tensor) -> Tensors:
         tensors = {name: torch.zeros_like(weight) for name in ADAM_TENSORS} | {"weight": weight}
-        steps = torch.zeros(self.num_users, dtype=torch.int32, device=weight.device)
-        return tensors | {STEP: steps}
+        return tensors | self._counts()
 
-    def _part(self, users: Tensor | None) -> tuple[ActiveRows, Tensor | slice]:
-        """Return some users' rows, and their place in the tensors."""
-        chosen = unless_all(users, self.num_users)
-        return (self.rows, chosen) if isinstance(chosen, slice) else take(self.rows, chosen)
+    def _counts(self) -> Tensors:
+        never = torch.zeros(self.rows.num_users, dtype=torch.int32)
+        return {name: never.clone() for name in (STEP, GRADIENT_ROUND, AVERAGE_ROUND)}
 
     def forward(self, users: Tensor | None) -> Tensor:
         rows, place = self._part(users)
@@ -123,7 +143,7 @@ class LinearCohort:
 
     def step(self, users: Tensor | None, gradient: Tensor, rate: float) -> None:
         """Take Adam's step with the gradients ``[p, h]`` by the users' latent vectors."""
-        tensors, chosen = self.tensors, unless_all(users, self.num_users)
+        tensors, chosen = self.tensors, unless_all(users, self.rows.num_users)
         rows, place = self._part(users)
         tensors[STEP][chosen] += 1
         part = [tensors[name][place] for name in ADAM_TENSORS]
@@ -169,9 +189,13 @@ class LinearCohort:
         if "inactive-weight" in tensors:
             tensors["inactive-weight"].copy_(weight)
 
-    def trained(self) -> Tensors:
-        """Return the tensors of all users, all of them in memory."""
-        return self.tensors
+    def models(self, users: Sequence[int]) -> SavedModels:
+        """Return the users' maps; rows of features that a user lacks are the first weights."""
+        rows, tensors = self.rows, self.tensors
+        inactive = tensors["inactive-weight"] if "inactive-weight" in tensors else self.first()
+        weight, feature, ptr = (t.cpu() for t in (tensors["weight"], rows.feature, rows.ptr.long()))
+        own = SparseRows("weight", weight, feature, ptr)
+        return replace(saved_map(users, inactive, self.settings), rows=own)
 
 
 def _a_row_each(like: Tensor) -> ActiveRows:
@@ -188,47 +212,43 @@ class StoredCohort(LinearCohort):
     common first weights, and takes no room on the disk.
     """
 
-    def __init__(
-        self, rows: ActiveRows, settings: UserSettings, tensors: Tensors | None, path: Path
-    ) -> None:
+    def __init__(self, rows: ActiveRows, settings: UserSettings, path: Path) -> None:
+        super().__init__(rows, settings)
         self._path, self._width = path, len(ADAM_TENSORS) * settings.latent_size
-        super().__init__(rows, settings, tensors)
-        numbers = row_file.mapped(path, self._width * rows.feature.numel())
-        parts = numbers.view(len(ADAM_TENSORS), -1, settings.latent_size)
-        self.kept, self._start = self.tensors, self.first()
-        self.tensors = self.kept | dict(zip(ADAM_TENSORS, parts, strict=True))
 
-    def _initial(self) -> Tensors:
+    def start(self) -> Tensors:
         row_file.create(self._path, self._width * self.rows.feature.numel())
-        return {STEP: torch.zeros(self.num_users, dtype=torch.int32)}
+        return self._counts()
+
+    def hold(self, tensors: Tensors) -> None:
+        numbers = row_file.mapped(self._path, self._width * self.rows.feature.numel())
+        parts = numbers.view(len(ADAM_TENSORS), -1, self.settings.latent_size)
+        self.kept, self._first = tensors, self.first()
+        self.tensors = tensors | dict(zip(ADAM_TENSORS, parts, strict=True))
 
     def check_room(self, users: Tensor) -> None:
         """Raise ``OSError`` if the disk has no room for the rows of these users."""
         rows = int((self.rows.ptr[users + 1] - self.rows.ptr[users]).sum())
         row_file.check_room(self._path, self._width * rows)
 
-    def forward(self, users: Tensor | None) -> Tensor:
-        parts = self._everyone(users).split(AT_A_TIME)
+    def forward(self, users: Tensor) -> Tensor:  # type: ignore[override]
+        parts = users.split(AT_A_TIME)
         return torch.cat([super(StoredCohort, self).forward(self._there(part)) for part in parts])
 
-    def step(self, users: Tensor | None, gradient: Tensor, rate: float) -> None:
-        users = self._everyone(users)
+    def step(self, users: Tensor, gradient: Tensor, rate: float) -> None:  # type: ignore[override]
         # Users with equal counts side by side step together, which is quicker.
         order = torch.argsort(self.tensors[STEP][users], stable=True)
         for part in order.split(AT_A_TIME):
             super().step(self._there(users[part]), gradient[part], rate)
 
-    def trained(self) -> Tensors:
-        self._there(self._everyone(None))
-        return self.tensors
-
-    def _everyone(self, users: Tensor | None) -> Tensor:
-        return torch.arange(self.num_users) if users is None else users
+    def models(self, users: Sequence[int]) -> SavedModels:
+        self._there(torch.arange(self.rows.num_users))
+        return super().models(users)
 
     def _there(self, users: Tensor) -> Tensor:
         """Write the first weights of users that have not stepped yet; return all ``users``."""
         rows, place = take(self.rows, users[self.tensors[STEP][users] == 0])
-        self.tensors["weight"][place] = self._start[rows.feature]
+        self.tensors["weight"][place] = self._first[rows.feature]
         return users
 
 
@@ -254,22 +274,19 @@ class FlatModule:
 class ModuleCohort(LinearCohort):
     """Users with a module each, of any kind; each user's parameters are a row of ``weight``."""
 
-    def __init__(
-        self, x: Tensor, module: nn.Module, settings: UserSettings, tensors: Tensors | None = None
-    ) -> None:
+    def __init__(self, x: Tensor, module: nn.Module, settings: UserSettings) -> None:
         self.x, self._module = x, FlatModule(module, x.device)
         # Of all its parameters a user has one row, which everybody has.
-        settings = settings._replace(bias=False, average_over="holders")
-        super().__init__(_a_row_each(x), settings, tensors)
+        super().__init__(_a_row_each(x), settings._replace(bias=False, average_over="holders"))
 
-    def _initial(self) -> Tensors:
-        return self._begun(self._module.start().expand(self.num_users, -1).clone())
+    def start(self) -> Tensors:
+        return self._begun(self._module.start().cpu().expand(self.rows.num_users, -1).clone())
 
     def _call(self, weights: Tensor, x: Tensor) -> Tensor:
         return torch.func.vmap(lambda flat, row: self._module(flat, row[None])[0])(weights, x)
 
     def forward(self, users: Tensor | None) -> Tensor:
-        chosen = unless_all(users, self.num_users)
+        chosen = unless_all(users, self.rows.num_users)
         with torch.no_grad():
             return self._call(self.tensors["weight"][chosen], self.x[chosen])
 
@@ -299,27 +316,21 @@ def dropped(settings: UserSettings, server_round: int, user: Tensor, feature: Te
     return (drawn >= settings.dropout).float() / (1 - settings.dropout)
 
 
-class CommonLayer:
+class CommonLayer(Cohort):
     """A linear map ``[f, h]`` that all users share; a bias is its last row.
 
     Features are dropped in a round of training; round 0 stands for none.
     """
 
-    weight: Tensor
-    tensors: Tensors  # the weights, Adam's moments, and the round of the last step
-
     def __init__(self, rows: ActiveRows, numbers: Tensor, settings: UserSettings) -> None:
         # numbers [n]: the users' in the server's graph
-        self.rows, self.numbers, self.settings = rows, numbers.to(rows.value.device), settings
+        super().__init__(rows, settings)
+        self.numbers = numbers.to(rows.value.device)
         order = torch.argsort(rows.feature, stable=True).to(torch.int32)
         ptr = pointers(rows.feature, rows.num_features)
         self._by_feature = order, rows.user.index_select(0, order), ptr
         self._last = (0, 0), rows.value  # of a seed and a round
         self._parts = rows.blocks(BLOCK_ROWS)  # so small that what is made of them stays in cache
-
-    def first(self) -> Tensor:
-        settings = self.settings
-        return shared_linear_weight(self.rows.num_features - int(settings.bias), settings)
 
     def start(self) -> Tensors:
         weight = self.first()
@@ -327,8 +338,9 @@ class CommonLayer:
         counts = {STEP: torch.zeros(()), ROUND: torch.zeros((), dtype=torch.int64)}
         return {"weight": weight, **moments, **counts}
 
-    def hold(self, tensors: Tensors) -> None:
-        self.tensors, self.weight = tensors, tensors["weight"]
+    @property
+    def weight(self) -> Tensor:
+        return self.tensors["weight"]
 
     @property
     def round(self) -> int:
@@ -337,11 +349,8 @@ class CommonLayer:
 
     def forward(self, users: Tensor | None = None, server_round: int = 0) -> Tensor:
         """Return latent vectors ``[p, h]`` of some users or all."""
-        rows, value = self.rows, self._values(server_round)
-        chosen = unless_all(users, rows.num_users)
-        if not isinstance(chosen, slice):
-            rows, place = take(rows, chosen)
-            value = value[place]
+        rows, place = self._part(users)
+        value = self._values(server_round)[place]
         if not value.numel():
             return self.weight.new_zeros(rows.num_users, self.weight.shape[1])
         return weighted_sums(rows.feature, rows.ptr, value, self.weight)
@@ -361,11 +370,10 @@ class CommonLayer:
         return total
 
     def step(self, total: Tensor, server_round: int, rate: float) -> None:
-        adam = Adam([self.weight], lr=rate, weight_decay=self.settings.weight_decay)
-        averages, squares = (self.tensors[name] for name in ADAM_TENSORS[1:])
-        held = {"exp_avg": averages, "exp_avg_sq": squares, "step": self.tensors[STEP]}
-        adam.state[self.weight] = held
-        self.weight.grad = total.reshape(self.weight.shape).to(self.weight)
+        weight, *held = (self.tensors[name] for name in (*ADAM_TENSORS, STEP))
+        adam = Adam([weight], lr=rate, weight_decay=self.settings.weight_decay)
+        adam.state[weight] = dict(zip(MOMENTS, held, strict=True))
+        weight.grad = total.reshape(weight.shape).to(weight)
         adam.step()
         adam.zero_grad()
         self.tensors[ROUND].fill_(server_round)
@@ -388,6 +396,9 @@ class CommonLayer:
             value[feature == rows.num_features - 1] = 1
         return value
 
+    def models(self, users: Sequence[int]) -> SavedModels:
+        return saved_map(users, self.weight, self.settings)
+
 
 class CommonModule(CommonLayer):
     """Any module from one user's features to its latent vector, the same for all users.
@@ -399,11 +410,11 @@ class CommonModule(CommonLayer):
         self, x: Tensor, numbers: Tensor, module: nn.Module, settings: UserSettings
     ) -> None:
         # x [n, f], numbers [n]
-        self.x, self.numbers, self.settings = x, numbers.to(x.device), settings
-        self._module = FlatModule(module, x.device)
+        Cohort.__init__(self, _a_row_each(x), settings)
+        self.x, self.numbers, self._module = x, numbers.to(x.device), FlatModule(module, x.device)
 
     def first(self) -> Tensor:
-        return self._module.start()[None]
+        return self._module.start()[None].cpu()
 
     def forward(self, users: Tensor | None = None, server_round: int = 0) -> Tensor:
         with torch.no_grad():
@@ -425,21 +436,9 @@ class CommonModule(CommonLayer):
         return self._module(weight[0], x.to(weight.dtype))
 
 
-# What is saved ------------------------------------------------------------------------------------
-
-
-def user_models(users: Sequence[int], cohort: LinearCohort) -> SavedModels:
-    """Return the users' linear maps; rows of features that a user lacks are the first weights."""
-    rows, tensors = cohort.rows, cohort.trained()
-    inactive = tensors["inactive-weight"] if "inactive-weight" in tensors else cohort.first()
-    result = common_model(users, inactive, cohort.settings.bias)
-    weight, feature, ptr = (t.cpu() for t in (tensors["weight"], rows.feature, rows.ptr.long()))
-    return replace(result, rows=SparseRows("weight", weight, feature, ptr))
-
-
-def common_model(users: Sequence[int], weight: Tensor, bias: bool) -> SavedModels:
-    """Return the linear map that all users share."""
+def saved_map(users: Sequence[int], weight: Tensor, settings: UserSettings) -> SavedModels:
+    """Return a linear map that some users share."""
     # weight [f, h], with a bias its last row
-    features = weight.shape[0] - int(bias)
+    features, bias = weight.shape[0] - int(settings.bias), settings.bias
     arguments = {"features": features, "latent_size": weight.shape[1], "bias": bias}
     return SavedModels(MODULE, arguments, list(users), {"weight": weight.detach().cpu()}, {})

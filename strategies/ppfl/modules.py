@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
-from flower_graph.engine.cohort import check_sizes
-from flower_graph.engine.grouped import feature_rows
+from flower_graph.engine.cohort import check_sizes, feature_rows
 from flower_graph.ops.adam import Rates, adam_rows_
 from flower_graph.ops.attention import AttentionGraph, attend, attention_graph
 from flower_graph.ops.dropout import turn_of, with_dropout

@@ -67,10 +67,10 @@ from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.round import Reason, Skipped
 from flower_graph.secure.sum.server import PartySums, SumServer
-from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
+from flower_graph.server.sums import SecureSum
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.ppfl.config import (
     CONSENSUS,
@@ -502,7 +502,6 @@ class SecureConsensus(ProcrustesAlignment):
         self.dropout, self.mean = dropout, CommonMean()
         self._parties: PartySums | None = None
         self.contributors: list[int] = []  # to the last sum
-        self._named = 0  # of the clients at fault
         self._parts = 0, 0, 0  # numbers of a sum: rows, measurements, counts
         super().__init__(settings, **given)
         if (registry := self.settings.registry) is not None:
@@ -599,8 +598,7 @@ class SecureConsensus(ProcrustesAlignment):
                 each = zip(MEASURED, *hidden.reshape(2, -1).tolist(), strict=True)
                 figures = {name: one / of for name, one, of in each if of >= 1}
             precision = {name: figures[name] for name in PRECISIONS if name in figures}
-        server = self.sums.server
-        blamed, self._named = server.blamed[self._named :], len(server.blamed)
+        blamed = self.sums.server.take_blamed()
         failed |= {
             one.client: _without_number(one)
             for one in blamed

@@ -15,6 +15,7 @@ from flower_graph.audit.scores import findings_of, page, ranking
 from flower_graph.client.state import forget_run
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_named, method_of
+from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 
 
@@ -94,11 +95,9 @@ def test_the_recording_grid_changes_nothing_and_keeps_all_messages(tmp_path: Pat
     method, losses = method_of(config), []
     for kind in (InProcessGrid, RecordingGrid):
         grid = kind(client_app(config, None), num_supernodes=2, seed=0)
-        reports: list[float] = []
-        method.build_strategy(config, None).start(
-            grid, num_rounds=3, on_round=lambda report, to=reports: to.append(report.loss)
-        )
-        losses.append(reports)
+        reports = list[RoundReport]()
+        method.build_strategy(config, None).start(grid, num_rounds=3, on_round=reports.append)
+        losses.append([one.loss for one in reports])
         forget_run(grid.run.run_id)
     assert losses[0] == losses[1]
     assert isinstance(grid, RecordingGrid)

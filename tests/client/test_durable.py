@@ -1,19 +1,26 @@
-"""A client's context, where a SuperNode that is started anew finds it."""
+"""A client's context, where a SuperNode that is started anew finds it, perhaps encrypted."""
 
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from federation import METHODS, tried
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from flower_graph.client import adaptor
+from flower_graph.client import adaptor, state
 from flower_graph.client.adaptor import keep_state, state_file
-from flower_graph.errors import StateLostError
+from flower_graph.client.state import CohortState
+from flower_graph.errors import CheckpointError, ConfigError, StateLostError
+from flower_graph.storage import sealed
+from flower_graph.storage.checkpoint import load_client, save_client
+from flower_graph.storage.sealed import SEALED, StateKey
 
 pytestmark = pytest.mark.usefixtures("identity")
-RUN = 7
+RUN, TOKEN = 7, "a" * 32
 
 
 def context_of(where: Path | str, node: int = 3, **more: Any) -> Context:
@@ -132,3 +139,136 @@ def test_a_damaged_file_is_named(tmp_path: Path, change: str) -> None:
     file.write_bytes(changed.get(change, b""))
     with pytest.raises(StateLostError, match=r"client 5: .*5\.state"):
         send(context_of(tmp_path, **{"partition-id": 5}))
+
+
+# State that is encrypted where it lies -----------------------------------------------------------
+
+
+def key_file(folder: Path, text: str = "correct horse battery\n", mode: int = 0o600) -> str:
+    path = folder / f"key-{secrets.token_hex(4)}"
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def key_of(given: str, place: Path) -> StateKey:
+    sealed._SALTS.clear()  # as in a new process
+    found = StateKey.of({"state-key": given}, place)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", tried(["nfedgnn", "fedscem"], fast=["fedscem"]))
+def test_a_run_with_restarts_is_the_same_and_shows_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup, place = METHODS[name], tmp_path / "state"
+    lost = ("strategy.dropout=0.3",) if name == "fedscem" else ()
+    overrides = ("rounds=2", "checkpoint_every=1", *lost)
+    whole = setup.run(tmp_path / "whole", *overrides, supernodes=2, final=setup.final)
+    monkeypatch.setattr(state, "SMALL_BYTES", 0)  # every client has a file of tensors too
+    kept: list[Path] = []
+    unlink = os.unlink
+
+    def look(name: str, *, dir_fd: int | None = None) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{dir_fd}")) / name if dir_fd else Path(name)
+        if path.is_file() and path.is_relative_to(place) and not path.name.startswith("."):
+            kept.append(path)
+            assert path.read_bytes().startswith(SEALED), path
+        unlink(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", look)
+    config = {"state-key": key_file(tmp_path, secrets.token_hex(32))}
+    ended = setup.run(
+        tmp_path / "out",
+        *overrides,
+        **{"supernodes": 2, "final": setup.final, "state_dir": place},
+        restarts={1: [0, 1]},
+        node_config=config,
+    )
+    assert ended.grid.restarted == 2 and ended.result["rejected"] == 0
+    np.testing.assert_allclose(ended.figures, whole.figures, rtol=setup.atol, atol=setup.atol)
+    left = [path for path in place.rglob("client-*.safetensors") if "checkpoints" in path.parts]
+    assert left and all(path.read_bytes().startswith(SEALED) for path in left)
+    assert {path.suffix for path in kept} >= {".state", ".safetensors"}
+
+
+@pytest.mark.parametrize("secret", ["a passphrase of ours\n", "0f" * 32])
+def test_what_is_written_opens_with_the_same_secret_alone(secret: str, tmp_path: Path) -> None:
+    path, given = tmp_path / "place" / "run-1" / "client-0.safetensors", key_file(tmp_path, secret)
+    key = key_of(given, tmp_path / "place")
+    tensors = {"secret": torch.arange(64.0), "step": torch.tensor(3)}
+    save_client(path, tensors, TOKEN, key)
+    assert torch.arange(64.0).numpy().tobytes()[:64] not in path.read_bytes()
+    assert b"secret" not in path.read_bytes() and path.stat().st_mode & 0o777 == 0o600
+    assert torch.equal(load_client(path, TOKEN, key_of(given, tmp_path / "place"))["secret"],
+                       tensors["secret"])  # fmt: skip
+    other = key_of(key_file(tmp_path, "another passphrase"), tmp_path / "place")
+    with pytest.raises(CheckpointError, match="state-key"):
+        load_client(path, TOKEN, other)
+    with pytest.raises(CheckpointError, match="state-key"):
+        load_client(path, TOKEN)
+    with pytest.raises(CheckpointError):
+        load_client(path, "b" * 32, key)
+
+
+def test_two_files_have_nothing_in_common(tmp_path: Path) -> None:
+    key = key_of(key_file(tmp_path), tmp_path)
+    one, other = (key.seal(b"x" * 99, tmp_path / "a") for _ in range(2))
+    start = sealed.HEAD - sealed.NONCE
+    assert one[:start] == other[:start]  # magic, salt, check, length: one derivation a process
+    assert one[start:][:12] != other[start:][:12] and one[-99:] != other[-99:]
+
+
+def test_every_changed_bit_and_every_other_place_is_refused(tmp_path: Path) -> None:
+    key = key_of(key_file(tmp_path, "ab" * 32), tmp_path)
+    data = key.seal(b"state", tmp_path / "run-1" / "a")
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 1
+        with pytest.raises(CheckpointError):
+            key.open(bytes(changed), tmp_path / "run-1" / "a")
+    for path in (tmp_path / "run-2" / "a", tmp_path / "run-1" / "b", tmp_path / "a"):
+        with pytest.raises(CheckpointError):
+            key.open(data, path)
+    for cut in (0, 10, sealed.HEAD - 1, sealed.HEAD, -1):
+        with pytest.raises(CheckpointError):
+            key.open(data[:cut], tmp_path / "run-1" / "a")
+    assert key.open(data, tmp_path / "run-1" / "a") == b"state"
+
+
+def test_a_key_that_is_none_is_refused(tmp_path: Path) -> None:
+    open_to_all = key_file(tmp_path, mode=0o640)
+    short, blank = key_file(tmp_path, "short"), key_file(tmp_path, "\n" * 13)
+    for given in (3, "", "/missing", open_to_all, short, blank):
+        with pytest.raises(ConfigError, match="node-config state-key"):
+            StateKey.of({"state-key": given}, tmp_path)
+
+
+@pytest.mark.parametrize("where", ["", ":memory:"])
+def test_state_in_memory_is_not_encrypted_and_that_is_refused(where: str, tmp_path: Path) -> None:
+    config: dict[str, Any] = {"state-dir": where, "state-key": key_file(tmp_path)}
+    context = Context(1, 3, config, RecordDict(), {})
+    for use in (
+        lambda: CohortState(context, "client", [0], tmp_path, dict, lambda found: (0, found)),
+        lambda: keep_state(Message(RecordDict(), 3, "train"), context, lambda *_: pytest.fail()),
+    ):
+        with pytest.raises(ConfigError, match="memory"):
+            use()
+
+
+def test_a_context_of_another_key_or_of_none_is_lost(tmp_path: Path) -> None:
+    with_key = {"state-key": key_file(tmp_path)}
+    context = context_of(tmp_path, **with_key)
+    assert send(context) == 1
+    file = state_file(context)
+    assert file is not None and b"secret" not in file.read_bytes()
+    assert send(context_of(tmp_path, **with_key)) == 2
+    other = {"state-key": key_file(tmp_path, "another passphrase")}
+    for wrong, said in ((other, "with another key than state-key"), ({}, "state-key is not set")):
+        with pytest.raises(StateLostError, match=said):
+            send(context_of(tmp_path, **wrong))
+    file.unlink()
+    send(context_of(tmp_path))
+    with pytest.raises(StateLostError, match="state-key"):
+        send(context_of(tmp_path, **with_key))

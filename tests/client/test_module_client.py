@@ -209,7 +209,7 @@ def test_what_would_mix_clients_trains_one_by_one(
             super()._train(learner, *how)
 
     one, each = (
-        run(1, supernodes, make=make, client=client)[0]
+        run(1, supernodes, DECAYING, make=make, client=client)[0]
         for supernodes, client in ((1, Counts), (len(GRAPHS), kind))
     )
     assert_like(one, each.weights())

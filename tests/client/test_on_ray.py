@@ -1,6 +1,7 @@
-"""Clients that live in actors of Ray: where these are, and who answers a message."""
+"""Clients that live in actors of Ray: who answers a message, and files on other machines."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,34 +15,11 @@ from flwr.app import Context, RecordDict
 from flower_graph.apps import server_app
 from flower_graph.client.resident import app as resident
 from flower_graph.client.resident import ray_workers, worker
-from flower_graph.client.resident.ray_workers import GPUS, RayHome, name_of
-from flower_graph.errors import ConfigError
+from flower_graph.client.resident.ray_workers import GPUS, Folders, Mirror, RayHome, name_of
+from flower_graph.errors import ConfigError, OutputError
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = 77
-# Counts in a global what this process was asked
-COUNTING = """
-import os
-from flwr.app import MetricRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
-
-app, seen = ClientApp(), []
-
-@app.train()
-def train(message, context):
-    seen.append(context.node_id)
-    context.state["last"] = MetricRecord({"partition": context.node_config["partition-id"]})
-    about = MetricRecord({"process": os.getpid(), "here": len(seen)})
-    return Message(RecordDict({"about": about}), reply_to=message)
-
-@app.train("fail")
-def fail(message, context):
-    raise KeyError("what is missing")
-
-@app.train("die")
-def die(message, context):
-    os._exit(1)
-"""
 # A driver, and a task in the place of Flower's actor
 DRIVER = """
 import os, sys, time
@@ -63,19 +41,19 @@ def answer(kind, partition):
     stamp(message, run_id={run}, message_id="1", src_node_id=1)
     context = Context({run}, partition, dict([("partition-id", partition)]), RecordDict(), {{}})
     try:
-        reply = ResidentClientApp("counting:app")(message, context)
+        reply = ResidentClientApp("told_app:app")(message, context)
     except KeyError as error:
         return "KeyError", str(error.__cause__)
     assert "torch" not in sys.modules  # whose import takes longer than all else that is done here
     if reply.has_error():
         return kind_of(reply).name, reply.error.reason
     about = reply.content["about"]
-    return int(about["process"]), int(about["here"]), int(context.state["last"]["partition"])
+    return int(about["process"]), int(about["asked"]), int(context.state["seen"]["partition"])
 
 def ask(kind, partition):
     return ray.get(answer.remote(kind, partition))
 
-with ray_workers(OnRay({run}, "counting:app", 3, Path("out").absolute()), {{}}):
+with ray_workers(OnRay({run}, "told_app:app", 3, Path("out").absolute()), {{}}):
     first, second = ask("", 0), ask("", 1)
     assert first[0] != second[0] and first[1:] == (1, 0) and second[1:] == (1, 1)
     assert ask("", 2) == (first[0], 2, 2)  # two workers: the third SuperNode is with the first
@@ -123,14 +101,14 @@ def test_clients_live_in_workers_only_if_the_run_has_some(monkeypatch: pytest.Mo
         listing = SimpleNamespace(list_named_actors=lambda all_namespaces, found=actors: found)
         monkeypatch.setattr(ray_workers.ray, "util", listing)
         ray_workers.workers_of.cache_clear()
-        assert isinstance(resident.home_of("counting:app", context_of(0)), home)
+        assert isinstance(resident.home_of("told_app:app", context_of(0)), home)
     ray_workers.workers_of.cache_clear()
 
 
 @pytest.mark.flwr
 def test_a_message_goes_to_the_worker_that_keeps_its_clients(tmp_path: Path) -> None:
-    (tmp_path / "counting.py").write_text(COUNTING, encoding="utf-8")
-    paths = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    here = Path(__file__).parent  # where `told_app` is
+    paths = os.pathsep.join([str(here), str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", DRIVER.format(run=RUN)],
         env={**os.environ, "PYTHONPATH": paths, "RAY_USAGE_STATS_ENABLED": "0"},
@@ -164,3 +142,103 @@ def test_how_many_gpus_a_worker_has(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for wrong in ("half", "-1", "inf", "nan"):
         with pytest.raises(ConfigError, match=GPUS):
             asked(wrong)
+
+
+# Files on machines without the run's folders ----------------------------------------------------
+
+
+class Called:
+    """The driver's folders, called as Ray calls an actor."""
+
+    def __init__(self, folders: Folders) -> None:
+        for name in ("read", "write"):
+            method = getattr(folders, name)
+            setattr(self, name, type("Method", (), {"remote": staticmethod(method)}))
+
+
+@pytest.fixture
+def sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, Mirror]:
+    """Return the outputs there and here, and the mirror."""
+    monkeypatch.setattr(ray_workers.ray, "get", lambda answer: answer)
+    there, here = tmp_path / "there", tmp_path / "here"
+    folders = [Folders(root / "out", root / "state") for root in (there, here)]
+    return there / "out", here / "out", Mirror(folders[1], Called(folders[0]))
+
+
+BAD = ["../a", "/etc/a", "x/../../a", "", "link/a"]
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("data", [b"x", None])
+def test_a_remote_worker_changes_no_other_files(
+    tmp_path: Path, name: str, data: bytes | None
+) -> None:
+    folders = Folders(tmp_path / "out", tmp_path / "state")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "a").write_text("mine")
+    (tmp_path / "out" / "link").symlink_to(tmp_path)
+    with pytest.raises(OutputError):
+        folders.write([("out", name, data)])
+    assert (tmp_path / "a").read_text() == "mine"
+
+
+def test_files_go_there_as_they_were_written(sides: tuple[Path, Path, Mirror]) -> None:
+    there, here, mirrored = sides
+    log, gone = Path("clients/3/measured.bin"), Path("clients/3/snapshots/round-000001/a")
+    saved, other = Path("checkpoints/round-000002/client-3.safetensors"), Path("embeddings/7.npz")
+
+    def first() -> None:
+        for path in (log, gone, saved, other):
+            (here / path).parent.mkdir(parents=True, exist_ok=True)
+            (here / path).write_bytes(b"one")
+
+    def second() -> None:
+        with (here / log).open("ab") as file:
+            file.write(b" two")
+        (here / gone).unlink()
+
+    mirrored.during("3", first)
+    assert (there / other).read_bytes() == b"one"
+    assert not (here / "checkpoints").exists() and (there / saved).read_bytes() == b"one"
+    mirrored.during("3", second)
+    assert (there / log).read_bytes() == b"one two"
+    assert not (there / gone).exists() and (there / saved).exists()
+    assert (there / log).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_supernode_that_comes_finds_its_files(sides: tuple[Path, Path, Mirror]) -> None:
+    there, here, mirrored = sides
+    saved = Path("checkpoints/round-000002/client-3.safetensors")
+    (there / saved).parent.mkdir(parents=True)
+    (there / saved).write_bytes(b"state")
+    key = there.parent / "state" / "parties" / "3"
+    key.parent.mkdir(parents=True)
+    key.write_bytes(b"key")
+
+    def look() -> tuple[bool, bool]:
+        return (here / saved).exists(), (here.parent / "state" / "parties" / "3").exists()
+
+    assert mirrored.during("3", look) == (True, True)
+    assert mirrored.during("3", look) == (False, True)  # nobody reads a checkpoint twice ...
+    mirrored.forget("3")
+    assert mirrored.during("3", look) == (True, True)  # ... but after an error
+    assert mirrored.during("13", look) == (False, True)
+
+
+def test_a_temporary_folder_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from flower_graph.client.resident.ray_workers import TemporaryFolder\n"
+        "folder = TemporaryFolder(); (folder.path / 'file').touch()\n"
+        "print(folder.path, flush=True); sys.stdin.read()"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        assert (folder / "file").exists()
+        process.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not folder.exists()

@@ -25,53 +25,8 @@ from flower_graph.flower_compat import identify, message_to_proto, recorddict_to
 from flower_graph.storage.files import STATE_VARIABLE
 from flower_graph.wire.arrays import decode_array, encode_array
 
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).parent  # where workers find `told_app`
 RUN, NODE = 77, 5
-# Counts its messages in the context's state, and answers with its process and what it was sent
-TOLD = """
-import os, time
-from pathlib import Path
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flower_graph.errors import RefusedError
-
-app = ClientApp()
-
-@app.train()
-def train(message, context):
-    count = int(context.state.get("seen", {"count": 0})["count"]) + 1
-    context.state["seen"] = MetricRecord({"count": count})
-    about = MetricRecord({"process": os.getpid(), "count": count})
-    return Message(RecordDict({**message.content, "about": about}), reply_to=message)
-
-@app.train("echo")
-def echo(message, context):
-    context.state["kept"] = message.content["b"]
-    return Message(message.content, reply_to=message)
-
-@app.train("finish")
-def finish(message, context):
-    context.state.clear()
-    return Message(RecordDict({"about": MetricRecord({"process": os.getpid()})}), reply_to=message)
-
-@app.train("die")
-def die(message, context):
-    os._exit(1)
-
-@app.train("fail")
-def fail(message, context):
-    context.state["seen"] = MetricRecord({"count": 100})
-    raise KeyError("a path of this machine")
-
-@app.train("refuse")
-def refuse(message, context):
-    raise RefusedError("what was asked")
-
-@app.train("hang")
-def hang(message, context):
-    Path(message.content["where"]["file"]).write_text(str(os.getpid()))
-    time.sleep(600)
-"""
 # What Flower starts for a message: its own modules, then the app; here with the message given
 PROCESS = """
 import sys
@@ -93,9 +48,7 @@ print(int(reply.content["about"]["process"]), *sorted(set(sys.modules) - before)
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where workers have their sockets, and an app that they find; none of them is left."""
-    (tmp_path / "told_app.py").write_text(TOLD)
-    monkeypatch.syspath_prepend(tmp_path)
+    """Where workers have their sockets; none of them is left."""
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
     monkeypatch.setattr(resident, "owner_of_message", os.getpid)
     identify(RUN)
@@ -256,7 +209,7 @@ def started(kind: str, file: Path) -> list[str]:
 def test_a_worker_ends_when_nobody_waits_for_its_answer(place: Path, tmp_path: Path) -> None:
     file = tmp_path / "process"
     arguments = [*started("train.hang", file), "--parent-pid", str(os.getpid())]
-    with subprocess.Popen(arguments, env=os.environ | {"PYTHONPATH": str(tmp_path)}) as caller:
+    with subprocess.Popen(arguments, env=os.environ | {"PYTHONPATH": str(HERE)}) as caller:
         until(lambda: file.exists() and file.read_text())
         caller.kill()
         until(lambda: is_gone(int(file.read_text())))
@@ -265,7 +218,7 @@ def test_a_worker_ends_when_nobody_waits_for_its_answer(place: Path, tmp_path: P
 
 def test_what_flower_starts_for_a_message_imports_no_engine(place: Path, tmp_path: Path) -> None:
     arguments = [*started("train", tmp_path), "--parent-pid", str(os.getpid())]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    environment = os.environ | {"PYTHONPATH": str(HERE)}
     with (tmp_path / "said").open("w+") as said:  # a pipe would stay open as long as the worker
         subprocess.run(arguments, env=environment, stdout=said, check=True)
         said.seek(0)
@@ -309,7 +262,6 @@ def test_clients_of_no_supernode_and_of_one_that_wants_it_stay_in_the_process(
 ) -> None:
     assert ask(context_of(resident=False))["process"] == os.getpid()
     monkeypatch.undo()
-    monkeypatch.syspath_prepend(place.parent)
     assert ask(context_of())["process"] == os.getpid()
 
 

@@ -21,6 +21,7 @@ from flower_graph.config.common import DataConfig
 from flower_graph.config.partition import PartitionSection
 from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import (
+    Clients,
     client_graphs,
     clients_path,
     ego_from_data,
@@ -566,12 +567,12 @@ def test_every_field_of_a_graph_comes_back(graph):
 
 
 def test_every_client_is_in_one_folder(tmp_path):
-    graphs = [client_graph(number, False) for number in range(7)]
+    graphs = Clients([client_graph(number, False) for number in range(7)], 2)
     for supernodes in (0, 8):
         with pytest.raises(ConfigError, match=f"num-supernodes: {supernodes}"):
-            write_run(tmp_path, SETTINGS, graph_data(graphs, 2), supernodes)
+            write_run(tmp_path, SETTINGS, graph_data(graphs), supernodes)
     assert not [*tmp_path.iterdir()]
-    write_run(tmp_path, SETTINGS, graph_data(graphs, 2), 3)
+    write_run(tmp_path, SETTINGS, graph_data(graphs), 3)
     names = ["clients-0000-0001", "clients-0002-0003", "clients-0004-0006", "server"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     for number, name in enumerate(names[:3]):

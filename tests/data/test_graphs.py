@@ -123,7 +123,7 @@ OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
     (CLIENT, {"y": torch.full((6,), -1), **NO_MASKS}, ""),
     (CLIENT, {"y": torch.tensor([0, 5, 0, 5, 0, 100])}, ""),
     (CLIENT, {"edge_index": None}, ""),
-    (SERVER, {"y": ["cat", "dog", "cat", "dog", "cat", None]}, "!y has words"),
+    (SERVER, {"y": ["cat", "dog", "cat", "dog", "cat", None]}, "!y has 'cat'"),
     (SERVER, {"y": torch.tensor([0, 1])}, "!edge_index[0, 4] is 2"),
     (SERVER, {"train_mask": torch.stack([mask(0)] * 3, 1)}, "!train_mask is [6, 3]"),
     (SERVER, {"x": torch.where(X == 3, torch.nan, X)}, ""),  # it looks at no features

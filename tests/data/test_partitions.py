@@ -23,34 +23,32 @@ from flower_graph.config.partition import PartitionSection
 from flower_graph.data import Graph, csbm, to_undirected
 from flower_graph.data.graph import ClientGraph, Masks, OverlappingGraph, neighbours_of
 from flower_graph.data.partition.client_graphs import (
+    CHUNK,
     DRAWS,
     EVERYBODY,
     LEAST_NODES,
     NOBODY,
-    check_client_graph,
     check_neighbours,
     check_training,
     choose_public,
     cut_out,
     deal_nodes,
     dirichlet,
+    ego_networks,
     fewer_trained,
     greedy_cover,
     louvain,
+    made_ready,
     metis,
     metis_overlapping,
     noisy_labels,
     overlapping_graphs,
+    partition_egos,
     partition_graph,
     random_parts,
-    split_nodes,
-)
-from flower_graph.data.partition.ego_networks import (
-    CHUNK,
-    ego_networks,
-    partition_egos,
     sample_egos,
     split_global,
+    split_nodes,
     split_per_client,
 )
 from flower_graph.data.partition.statistics import client_statistics, node_statistics
@@ -71,9 +69,12 @@ def clique(*nodes: int) -> list[tuple[int, int]]:
     return [(a, b) for a in nodes for b in nodes if a < b]
 
 
-# Four nodes and three nodes, all linked, with one edge between them; 7 has no neighbour.
-CLIQUES = torch.tensor([*clique(0, 2, 4, 6), *clique(1, 3, 5), (5, 6)]).t()
+def around(edges: Tensor, n: int) -> SortedEdges:
+    return neighbours_of(Graph(torch.empty(n, 0), edges, torch.zeros(n), 1))
 
+
+# Four nodes and three nodes, all linked, with one edge between them; 7 has no neighbour.
+CLIQUES = around(torch.tensor([*clique(0, 2, 4, 6), *clique(1, 3, 5), (5, 6)]).t(), 8)
 
 Y = torch.tensor([0, 1, 2, 0, 1, -1])  # 5 has no label
 COUNTS = {"train_per_class": 2, "num_val": 3, "num_test": 4}
@@ -88,34 +89,35 @@ def lists(parts: list[Tensor]) -> list[list[int]]:
 
 def test_the_largest_communities_come_first_of_equal_ones_that_with_the_lowest_node():
     for clients, found in ((2, [[0, 2, 4, 6], [1, 3, 5]]), (3, [[0, 2, 4, 6], [1, 3, 5], [7]])):
-        assert lists(louvain(CLIQUES, 8, clients=clients, resolution=1.0, seed=0)) == found
-    edges = torch.tensor([*clique(3, 4, 5), *clique(0, 2, 7), *clique(1, 6, 8)]).t()
+        assert lists(louvain(CLIQUES, clients, 1.0, seed=0)) == found
+    edges = around(torch.tensor([*clique(3, 4, 5), *clique(0, 2, 7), *clique(1, 6, 8)]).t(), 9)
     for seed in range(5):
-        equal = louvain(edges, 9, clients=2, resolution=1.0, seed=seed)
+        equal = louvain(edges, 2, 1.0, seed=seed)
         assert lists(equal) == [[0, 2, 7], [1, 6, 8]]
 
 
 def test_every_node_is_assigned_the_rest_to_the_smallest_client():
-    parts = louvain(CLIQUES, 8, clients=2, resolution=1.0, seed=0, every_node=True)
+    parts = louvain(CLIQUES, 2, 1.0, seed=0, every_node=True)
     assert lists(parts) == [[0, 2, 4, 6], [1, 3, 5, 7]]
-    alone = louvain(CLIQUES, 8, clients=3, resolution=50.0, seed=0, every_node=True)
+    alone = louvain(CLIQUES, 3, 50.0, seed=0, every_node=True)
     assert lists(alone) == [[0, 3, 6], [1, 4, 7], [2, 5]]
 
 
-NOISY = csbm(600, 4, degree=4.0, features=8, active=2, homophily=0.6, seed=1).edge_index
+NOISY = neighbours_of(csbm(600, 4, degree=4.0, features=8, active=2, homophily=0.6, seed=1))
 
 
 def test_louvain_without_a_resolution_finds_one_at_which_all_have_enough():
-    enough = louvain(CLIQUES, 8, clients=2, resolution=None, seed=0)
+    enough = louvain(CLIQUES, 2, None, seed=0)
     assert lists(enough) == [[0, 2, 4, 6], [1, 3, 5]]
-    parts = louvain(CLIQUES, 8, clients=6, resolution=None, seed=0, every_node=True)
+    parts = louvain(CLIQUES, 6, None, seed=0, every_node=True)
     assert len(parts) == 6 and all(part.numel() for part in parts)
     assert torch.cat(parts).sort().values.tolist() == list(range(8))
 
     def sizes(least):
-        how = {"clients": 60, "resolution": None, "seed": 0, "every_node": True}
-        fits = {"fits": lambda nodes: nodes.numel() >= least}
-        return [part.numel() for part in louvain(NOISY, 600, **how, **fits)]
+        def fits(nodes):
+            return nodes.numel() >= least
+
+        return [*map(len, louvain(NOISY, 60, None, seed=0, every_node=True, fits=fits))]
 
     assert min(sizes(0)) < 8 <= min(sizes(8))
     assert sizes(11) == sizes(0)  # 60 times 11 are more nodes than there are
@@ -123,12 +125,12 @@ def test_louvain_without_a_resolution_finds_one_at_which_all_have_enough():
 
 def test_the_seed_alone_decides_and_random_numbers_of_python_and_igraph_stay():
     random.seed(1)
-    first = lists(louvain(NOISY, 600, clients=6, resolution=1.0, seed=3))
+    first = lists(louvain(NOISY, 6, 1.0, seed=3))
     random.seed(2)
-    assert lists(louvain(NOISY, 600, clients=6, resolution=1.0, seed=3)) == first
-    assert lists(louvain(NOISY, 600, clients=6, resolution=1.0, seed=4)) != first
+    assert lists(louvain(NOISY, 6, 1.0, seed=3)) == first
+    assert lists(louvain(NOISY, 6, 1.0, seed=4)) != first
     before = random.getstate()
-    louvain(NOISY, 600, clients=6, resolution=1.0, seed=3)
+    louvain(NOISY, 6, 1.0, seed=3)
     assert random.getstate() == before
     drawn = []
     for _ in range(2):
@@ -137,28 +139,28 @@ def test_the_seed_alone_decides_and_random_numbers_of_python_and_igraph_stay():
     assert drawn[0] == drawn[1]
 
 
-SHARED = csbm(120, 3, degree=6.0, features=8, active=2, homophily=0.8, seed=2).edge_index
+SHARED = neighbours_of(csbm(120, 3, degree=6.0, features=8, active=2, homophily=0.8, seed=2))
 
 
 def drawn_parts(clients: int, **changes: Any) -> list[Tensor]:
     how: dict[str, Any] = {"draws": 3, "seed": 1} | changes
-    return metis_overlapping(SHARED, 120, clients=clients, **how)
+    return metis_overlapping(SHARED, clients, **how)
 
 
 def test_metis_cuts_where_there_are_few_edges_and_leaves_nobody_out(monkeypatch):
-    edges = torch.tensor([*clique(0, 2, 4, 6), *clique(1, 3, 5, 7), (5, 6)]).t()
-    parts = sorted(lists(metis(edges, 8, clients=2, seed=0)))
+    edges = around(torch.tensor([*clique(0, 2, 4, 6), *clique(1, 3, 5, 7), (5, 6)]).t(), 8)
+    parts = sorted(lists(metis(edges, 2, seed=0)))
     assert parts == [[0, 2, 4, 6], [1, 3, 5, 7]]
     monkeypatch.setattr(pymetis, "part_graph", lambda *_, **__: (0, [0, 0, 2, 2, 2, 2, 2, 2]))
     with pytest.raises(DataError, match="clients = 4"):
-        metis(edges, 8, clients=4, seed=0)
+        metis(edges, 4, seed=0)
     monkeypatch.setitem(sys.modules, "pymetis", None)
     with pytest.raises(DataError, match=r"'flower-graph\[metis\]'"):
-        metis(edges, 8, clients=2, seed=0)
+        metis(edges, 2, seed=0)
 
 
 def test_half_of_each_part_is_drawn_for_each_of_its_clients():
-    cut = lists(metis(SHARED, 120, clients=2, seed=1))
+    cut = lists(metis(SHARED, 2, seed=1))
     found = lists(drawn_parts(6))
     assert len({tuple(nodes) for nodes in found}) == len(found) == 6
     for number, nodes in enumerate(found):
@@ -335,11 +337,12 @@ def test_a_client_that_cannot_train_is_refused():
     constant = torch.tensor([[0.0, 2.0]]).repeat(5, 1)
     nearly = constant.clone()
     nearly[4, 1] = 1
-    check_client_graph(trainable(x=constant))
+    made_ready(trainable(x=constant), set())
     for form in (Tensor.clone, Tensor.to_sparse_csr):
-        check_client_graph(trainable(x=form(nearly), edge_index=None))
-        with pytest.raises(DataError, match=r"client 0.*5"):
-            check_client_graph(trainable(x=form(constant), edge_index=None))
+        made_ready(trainable(x=form(nearly), edge_index=None), set())
+        for graph in (trainable(x=form(constant), edge_index=None), trainable(x=form(constant))):
+            with pytest.raises(DataError, match=r"client 0.*5"):
+                made_ready(graph, {0})
     with pytest.raises(DataError, match="none of the 1 clients"):
         check_training([trainable(train_mask=torch.zeros(5, dtype=torch.bool))])
     graphs = [trainable(), trainable(client=4, edge_index=None)]
@@ -470,15 +473,19 @@ def test_it_is_what_pyg_gives(pairs, hops, egos):
 
 
 def test_the_first_of_more_egos_with_enough_nodes_are_drawn():
-    ten = sample_egos(whole([[], []], 50), 10, 1, 1, seed=3)
-    assert torch.equal(ten[:4], sample_egos(whole([[], []], 50), 4, 1, 1, seed=3))
-    assert ten.unique().numel() == 10
-    assert not torch.equal(ten, sample_egos(whole([[], []], 50), 10, 1, 1, seed=4))
-    # Within one hop, 1 and 3 have four nodes, 2 has three, 0 and 4 have two, 5 has one.
-    for least, allowed in ((4, [1, 3]), (3, [1, 2, 3]), (2, [0, 1, 2, 3, 4])):
+    def sampled(graph, clients, least, seed):
+        how = partition(clients=clients, hops=1, min_nodes=least)
+        return lists(sample_egos(neighbours_of(graph), how, seed))
+
+    alone = whole([[], []], 50)
+    ten = sampled(alone, 10, 1, 3)
+    assert ten[:4] == sampled(alone, 4, 1, 3) and ten != sampled(alone, 10, 1, 4)
+    assert len({*chain(*ten)}) == 10
+    around = [[0, 1], [0, 1, 2, 3], [1, 2, 3], [1, 2, 3, 4], [3, 4], [5]]  # within one hop
+    for least in (4, 3, 2):
+        enough = [nodes for nodes in around if len(nodes) >= least]
         for seed in range(5):
-            egos = sample_egos(whole(), len(allowed), 1, least, seed)
-            assert sorted(egos.tolist()) == allowed
+            assert sorted(sampled(whole(), len(enough), least, seed)) == sorted(enough)
     ring = torch.arange(3 * CHUNK)  # more than are searched at once
     circle = whole(torch.stack([ring, ring.roll(-1)]).tolist(), len(ring))
     networks = ego_networks(circle, ring.flip(0), 1)
@@ -569,7 +576,7 @@ def drawn(y: list[int], **changes: int) -> Any:
         (refused(graphless_ratio=math.nan), "graphless_ratio: nan"),
         *((refused(clients=201, method=way), "clients: 201") for way in WAYS),
         (refused(method="overlapping", clients=10), r"partition.private_share.*0.06"),
-        (lambda: louvain(CLIQUES, 8, clients=4, resolution=1.0, seed=0), "clients = 4"),
+        (lambda: louvain(CLIQUES, 4, 1.0, seed=0), "clients = 4"),
         (lambda: drawn_parts(120, draws=1), "clients = 120"),
         (lambda: dirichlet(torch.zeros(39).long(), 4, 1e6, seed=0), f"one of 4.*{DRAWS}"),
         (lambda: dirichlet(torch.zeros(1000).long(), 4, 1e-6, seed=0), f"one of 4.*{DRAWS}"),
@@ -619,10 +626,6 @@ def drawn_graphs(draw: st.DrawFn, largest: int = 9) -> tuple[Tensor, int]:
     ends = st.integers(0, n - 1)
     pairs = draw(st.lists(st.tuples(ends, ends), max_size=2 * n))
     return to_undirected(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T, n), n
-
-
-def around(edges: Tensor, n: int) -> SortedEdges:
-    return neighbours_of(Graph(torch.empty(n, 0), edges, torch.zeros(n), 1))
 
 
 def plain_cover(edges: Tensor, order: list[int]) -> list[int]:
@@ -742,7 +745,9 @@ def test_wrong_labels_are_as_many_as_asked_and_for_training_alone():
     assert not torch.equal(first.train_y, second.train_y)
 
     y = torch.full((9000,), 5)  # all other classes are equally likely
-    noisy = noisy_labels(y, y > 0, torch.tensor([1, 4, 5, 6]), 2 / 3, generator=chance())
+    noisy = noisy_labels(
+        replace(first, y=y, train_mask=y > 0), torch.tensor([1, 4, 5, 6]), 2 / 3, 0
+    )
     counts = torch.bincount(noisy, minlength=7)
     assert int(counts[5]) == 3000
     assert int(counts[[1, 4, 5, 6]].sum()) == 9000

@@ -28,6 +28,7 @@ from flower_graph.data.folders.client_folder import client_graph_from_data
 from flower_graph.data.graph import PARTS
 from flower_graph.data.partition.statistics import survey_graph
 from flower_graph.data.sources import names as cache_module
+from flower_graph.data.sources.datasets import load_file, load_pyg, without_duplicates
 from flower_graph.data.sources.names import (
     PygName,
     cache_root,
@@ -41,7 +42,6 @@ from flower_graph.data.sources.names import (
     pyg_name,
     stall_limit,
 )
-from flower_graph.data.sources.pyg import load_file, load_pyg, without_duplicates
 from flower_graph.errors import DataError
 from flower_graph.ops import logistic_regression
 from flower_graph.storage.files import data_root
@@ -202,7 +202,7 @@ def test_what_was_downloaded_is_found_again_without_a_network(cache, root, tmp_p
         (Path(folder) / url.rpartition("/")[2]).write_bytes(served.read_bytes())
 
     monkeypatch.setattr(module, "download_url", fetch)
-    monkeypatch.setattr("flower_graph.data.sources.pyg.check_reachable", lambda urls: None)
+    monkeypatch.setattr("flower_graph.data.sources.datasets.check_reachable", lambda urls: None)
     first = load_data(DataConfig(name="WikiCS"))
     served.unlink()
     again = load_data(DataConfig(name="WikiCS"), download=False)

@@ -12,6 +12,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +20,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 ROOT = Path(__file__).resolve().parents[2]
 ELSEWHERE = torch.device("meta")
@@ -43,9 +44,6 @@ class Far(Tensor):
         result.near = near
         return result
 
-    def __repr__(self) -> str:
-        return f"Far({self.near})"
-
     def tolist(self) -> Any:
         """Read the numbers, for which PyTorch does not ask `dispatch`."""
         if LOG:
@@ -57,13 +55,13 @@ class Far(Tensor):
         return dispatch(func, args, kwargs or {})
 
 
+@dataclass
 class Log:
-    """What was refused or slow since `watched` began."""
+    """What was refused or slow since `watched` began, by who did it."""
 
-    def __init__(self) -> None:
-        self.reads: Counter[str] = Counter()  # numbers that the host waited for: who did it
-        self.copies: Counter[str] = Counter()  # tensors that were copied to the host
-        self.mixed: Counter[str] = Counter()  # operations on tensors here and elsewhere
+    reads: Counter[str] = field(default_factory=Counter)  # numbers that the host waited for
+    copies: Counter[str] = field(default_factory=Counter)  # tensors that were copied to the host
+    mixed: Counter[str] = field(default_factory=Counter)  # operations on tensors here and elsewhere
 
 
 LOG: list[Log] = []
@@ -79,17 +77,13 @@ def _where() -> str:
     return "a test"
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _tensors(one)
+def _tensors(value: Any) -> list[Tensor]:
+    return [one for one in tree_leaves(value) if isinstance(one, Tensor)]
 
 
 def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute on the CPU; the result is elsewhere if an operand is, or if it is asked for."""
-    given = [*_tensors(args), *_tensors(list(kwargs.values()))]
+    given = _tensors((args, kwargs))
     far = [one for one in given if isinstance(one, Far)]
     asked = kwargs.get("device")
     goes = torch.device(asked) if asked is not None else None
@@ -104,7 +98,7 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         log.copies[_where()] += 1
     elif far and not is_copy:
         # PyTorch lets a number, and an index, be on the host.
-        others = _tensors(args[0]) if func in INDEXED else iter(given)
+        others = _tensors(args[0]) if func in INDEXED else given
         if any(not isinstance(one, Far) and one.dim() for one in others):
             log.mixed[f"{_where()} ({func})"] += 1
     if goes is not None:
@@ -120,7 +114,7 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return result
     if is_copy and goes is not None and any(result is one for one in _tensors(near_args)):
         result = result.clone()
-    wrapped = tree_map(lambda one: Far(one) if isinstance(one, Tensor) else one, result)
+    wrapped = tree_map_only(Tensor, Far, result)
     return return_and_correct_aliasing(func, args, kwargs, wrapped)
 
 

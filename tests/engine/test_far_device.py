@@ -39,6 +39,7 @@ Reply = Callable[[], list[Tensor]]
 
 def linear(device: Place) -> tuple[Step, Reply]:
     cohort = LinearCohort(pack(DATA.x, bias=True).to(device), USERS)
+    cohort.hold(cohort.start())
     some = torch.tensor([1, 4, 7])
 
     def step() -> None:
@@ -53,6 +54,7 @@ def of_modules(device: Place) -> tuple[Step, Reply]:
     module = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 4))
     x = torch.rand(6, 5, generator=torch.Generator().manual_seed(1)).to(device)
     cohort = ModuleCohort(x, module, USERS)
+    cohort.hold(cohort.start())
     return (
         lambda: cohort.step(None, torch.ones(6, 4, device=device), 0.01),
         lambda: [cohort.forward(None)],
@@ -74,7 +76,7 @@ def relay_server(device: Place) -> tuple[Step, Reply]:
 
 def egos(device: Place) -> tuple[Step, Reply]:
     cohort = EgoCohort(toy_egos(), EGO, device=device)
-    group = EgoGroup(cohort.group(cohort.clients)[1], EGO)
+    group = EgoGroup(cohort.group(cohort.clients).learner, EGO)
     shared = Shared(*(part.to(device) for part in toy_shared(toy_egos())))
 
     def step() -> None:
@@ -112,7 +114,7 @@ def placed(graph: Client, device: Place) -> Client:
 
 
 ENGINES = {f.__name__: f for f in (linear, of_modules, relay_server, egos, common_layer, attention)}
-SERVER = "strategies/nfedgnn/server_model.py"
+SERVER = "strategies/nfedgnn/strategy.py"
 EGOS = "strategies/fedscem/cohort.py"
 # Where a step waits for the device: numbers that it reads, and tensors that it copies to the host
 READS = {

@@ -31,7 +31,7 @@ from flower_graph.apps.cli.run import Job
 from flower_graph.apps.cli.run import _done as done
 from flower_graph.client.adaptor import read_state, write_state
 from flower_graph.data.folders.party import CLIENTS, RunFolder, open_folder, write_folder
-from flower_graph.data.sources.pyg import load_file
+from flower_graph.data.sources.datasets import load_file
 from flower_graph.data.splits import geom_gcn_split
 from flower_graph.errors import StateLostError
 from flower_graph.method.load import load_config
@@ -42,9 +42,9 @@ from flower_graph.outputs.figures import CURVES, FigureLog, merge_clients, write
 from flower_graph.outputs.files import (
     Embeddings,
     SavedModels,
+    Snapshot,
     SparseRows,
     read_models,
-    write_outputs,
 )
 from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.secure.parties.identity import Identity, Registry, read_public
@@ -107,7 +107,7 @@ def of_models(folder: Path) -> Iterator[Target]:
     ]
     number = np.arange(4)
     beside = Embeddings(number, number, number, number > 1, np.ones((4, 3), np.float32))
-    write_outputs(folder, None, models, beside)
+    Snapshot(None, models, beside).write(folder)
     for end in ("json", "safetensors"):
         yield Target(folder / f"models.{end}", lambda: use_models(folder))
     yield Target(folder / "embeddings.npz", lambda: Embeddings.read(folder))
@@ -195,7 +195,7 @@ def of_supernode(place: Path) -> Iterator[Target]:
     for name in ("manifest.json", "data.safetensors"):
         yield Target(folder / name, lambda: open_folder(folder, SETTINGS, CLIENTS))
     context = place / "state" / "run-1" / "context-0.state"
-    write_state(context, RecordDict({"a": ConfigRecord({"b": [1, 2]})}), 3)
+    write_state(context, RecordDict({"a": ConfigRecord({"b": [1, 2]})}))
     yield Target(context, lambda: use_state(context))
     secret, given = place / "secret", {"state-key": str(place / "secret")}
     secret.write_text("a passphrase of ours")

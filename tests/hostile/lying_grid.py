@@ -28,7 +28,7 @@ from flower_graph.secure.sum.messages import (
     RevealRequest,
     UnmaskRequest,
 )
-from flower_graph.secure.sum.service import entries_of
+from flower_graph.server.sums import entries_of
 from flower_graph.wire.keys import CONFIG, RING_WORD
 
 LOG = logging.getLogger(__name__)
@@ -37,11 +37,6 @@ Change = Callable[[Entries, int], dict[str, Any]]  # of entries, and the place i
 Told = tuple[str, Message]  # the kind of a lie, and the lie
 WAIT = 600.0  # seconds for the answers to lies
 TOLD_OTHERWISE = "others saw something else"
-# Of a round that is under way, asked once more: what for, the entry of its message, the refusal
-REPEATED = (
-    ("keys of a round again", "prepare-run", "not newer than"),
-    ("a vector of a round again", "mask-ready", "not after|masked already"),
-)
 
 
 @dataclass(frozen=True)
@@ -54,6 +49,7 @@ class Lie:
     says: str  # a regular expression
     message_type: str | None = None
     unless: str = "align-cells"  # an entry of messages that are for something else
+    again: bool = False  # the first such message once more, while a sum is under way
 
 
 def changed(kind: Any, change: Callable[[Any], Any], alone: bool = False) -> Change:
@@ -103,12 +99,37 @@ halves = edited("listed", lambda listed: np.put(listed, [0, listed.size // 2], F
 alone = edited("listed", lambda listed: np.put(listed, np.flatnonzero(listed)[1:], False))
 mask_keys = edited("kinds", lambda kinds: kinds.fill(MASK_KEY))
 unsigned = edited("signatures", lambda rows: rows.fill(0))
+
+
+def as_it_was(entries: Entries, _: int) -> dict[str, Any]:
+    return dict(entries)
+
+
+def with_party(request: RevealRequest, party: int) -> RevealRequest:
+    """List a party more, with somebody's commitment."""
+    commitments = np.concatenate([request.commitments, request.commitments[:1]])
+    return replace(request, parties=np.append(request.parties, party), commitments=commitments)
+
+
+def cut(request: RevealRequest, count: int) -> RevealRequest:
+    """List the first parties alone."""
+    first = request.parties[:count], request.commitments[:count]
+    return replace(request, parties=first[0], commitments=first[1])
+
+
 SUMS = (
     Lie("a semi-honest sum", "sum-signed",
         lambda entries, place: KeyRequest(bytes(16)).to_config(),
         "no trusted server's sum|does not name 'sum_enroll'", "train.sum_enroll"),
     Lie("minimum lowered", "reveal-run", changed(RevealRequest, lambda m: replace(m, minimum=2)),
         "a minimum of 2 of"),
+    Lie("four parties", "reveal-run", changed(RevealRequest, lambda m: cut(m, 4)),
+        r"a minimum of \d+ of 4"),
+    Lie("a party of its own", "reveal-run", changed(RevealRequest, lambda m: with_party(m, 99)),
+        "party 99 is revoked or not in the registry"),
+    Lie("a list of others", "reveal-run",
+        changed(RevealRequest, lambda m: replace(m, parties=m.parties + 100)),
+        "own commitment is not on the list"),
     Lie("nobody colludes", "reveal-run", changed(RevealRequest, lambda m: replace(m, corrupt=0.0)),
         "corrupt is 0.0"),
     Lie("sums that differ by one", "reveal-run",
@@ -122,11 +143,19 @@ SUMS = (
         "binding is not signed"),
     Lie("threshold lowered", "prepare-run",
         changed(PrepareRequest, lambda m: replace(m, threshold=1), alone=True), "threshold 1"),
+    Lie("fewer in a sum", "prepare-run",
+        changed(PrepareRequest, lambda m: replace(m, minimum=m.minimum - 1), alone=True),
+        "threshold .* minimum"),
+    Lie("another's channel key", "prepare-run",
+        changed(PrepareRequest, own_key("channel_keys"), alone=True), "not the one that it signed"),
     Lie("partners chosen", "prepare-run",
         changed(PrepareRequest, lambda m: replace(m, partners=m.partners[:, ::-1]), alone=True),
         "not those of the epoch's graph"),
     Lie("other partners ready", "mask-ready", changed(MaskRequest, fewer),
         "not those of the list|must"),
+    # It cannot open the packet beside it, and nobody signed it: no mask is made with it
+    Lie("a round key of its own", "mask-ready", changed(MaskRequest, own_key("round_keys")),
+        "is not the one it signed"),
     Lie("a contributor left out", "list-run", left_out, "we are not on the list"),
     Lie("partners vanished", "list-run", changed(ListRequest, alone), "parties sent their vectors"),
     Lie("circle cut", "list-run", changed(ListRequest, halves), "parties sent their vectors"),
@@ -134,6 +163,9 @@ SUMS = (
         changed(ListRequest, lambda m: replace(m, run_id=bytes(16))), "nothing was sent"),
     Lie("both secrets", "unmask-run", changed(UnmaskRequest, mask_keys), "do not follow"),
     Lie("lists that differ", "unmask-run", changed(UnmaskRequest, unsigned), TOLD_OTHERWISE),
+    Lie("keys of a round again", "prepare-run", as_it_was, "not newer than", again=True),
+    Lie("a vector of a round again", "mask-ready", as_it_was, "not after|masked already",
+        again=True),
 )  # fmt: skip
 
 
@@ -155,16 +187,20 @@ def guesses(request: ids.EvaluateRequest) -> ids.EvaluateRequest:
     return replace(request, points=request.points[::-1])
 
 
-def asking(alignment: str) -> Change:
-    return lambda entries, _: {**entries, "alignment": alignment}
+def telling(**changes: Any) -> Change:
+    return lambda entries, _: {**entries, **changes}
 
 
 REFUSES = "with a key of its own a SuperNode takes part in"
 # FedSCem's messages besides those of its sums
 FEDSCEM = (
-    Lie("a semi-honest alignment", "alignment", asking("psi"), REFUSES),
-    Lie("a plain alignment", "alignment", asking("plain"), "identities are asked for"),
+    Lie("a semi-honest alignment", "alignment", telling(alignment="psi"), REFUSES),
+    Lie("a plain alignment", "alignment", telling(alignment="plain"), "identities are asked for"),
     Lie("plain sums", "mask-ready", in_the_clear, "no masks are asked for"),
+    Lie("other clients", "mask-ready", telling(clients=(10**6).to_bytes(8, "little")),
+        "clients .1000000. are asked"),
+    Lie("to go back", "alignment", telling(**{"resume-round": 1, "resume-attempt": "another"}),
+        "loads no checkpoint from before", again=True),
     Lie("guesses", "align-parties", changed(ids.EvaluateRequest, guesses), "is not signed by",
         unless="-"),
     Lie("answers of its own", "align-keys", changed(ids.UnionRequest, own_answers),
@@ -200,7 +236,7 @@ class LyingGrid:
             entries = entries_of(one.content)
             if "reveal-run" in entries:
                 self._parties = RevealRequest.from_config(entries).parties.tolist()
-            for name in ("prepare-run", "mask-ready"):
+            for name in {lie.at for lie in self._left if lie.again} | {"prepare-run"}:
                 if name in entries:
                     self._first.setdefault((one.metadata.dst_node_id, name), one)
         self._send([*self._due(honest), *self._repeated(honest)])
@@ -209,7 +245,7 @@ class LyingGrid:
     def _due(self, honest: Sequence[Message]) -> list[Told]:
         """Lie to these messages, to one SuperNode after the other."""
         found: list[Told] = []
-        for lie in list(self._left):
+        for lie in [lie for lie in self._left if not lie.again]:
             given = [(one, entries_of(one.content)) for one in honest]
             if to := [pair for pair in given if lie.at in pair[1] and lie.unless not in pair[1]]:
                 self._left.remove(lie)
@@ -227,14 +263,16 @@ class LyingGrid:
         return self._parties.index(int(request.clients[0]))
 
     def _repeated(self, honest: Sequence[Message]) -> list[Told]:
-        """Ask once more for the keys and the vector of a round that is under way."""
+        """Ask once more for what was asked, such as the vector of a round that is under way."""
         lists = [one for one in honest if "list-run" in entries_of(one.content)]
-        if REPEATED[0][0] in self.said:
-            return []
-        return [
-            (kind, like(self._first[one.metadata.dst_node_id, name], {}))
-            for (kind, name, _), one in zip(REPEATED, lists, strict=False)
-        ]
+        again = [lie for lie in self._left if lie.again and lists]
+        found: list[Told] = []
+        for lie, one in zip(again, lists, strict=False):
+            first = self._first[one.metadata.dst_node_id, lie.at]
+            told = ConfigRecord(lie.change(entries_of(first.content), 0))
+            found.append((lie.kind, like(first, {CONFIG: told})))
+        self._left = [lie for lie in self._left if lie not in again]
+        return found
 
     def _send(self, lies: Sequence[Told]) -> None:
         """Send lies and wait for all answers."""
@@ -261,9 +299,8 @@ def like(message: Message, records: Mapping[str, Any], message_type: str | None 
 
 def unrefused(said: Mapping[str, str | None], lies: Iterable[Lie] = SUMS) -> dict[str, str | None]:
     """Return the lies that were not tried or not refused for what they are, with what was said."""
-    wanted = {lie.kind: lie.says for lie in lies} | {kind: says for kind, _, says in REPEATED}
     return {
-        kind: said.get(kind, "not tried")
-        for kind, says in wanted.items()
-        if not re.search(says, said.get(kind) or "")
+        lie.kind: said.get(lie.kind, "not tried")
+        for lie in lies
+        if not re.search(lie.says, said.get(lie.kind) or "")
     }

@@ -40,8 +40,8 @@ from flower_graph.strategies.fedscem.cohort import first_model as first_of
 from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment
 from flower_graph.wire.arrays import decode_array, read_array
 from flower_graph.wire.averaging import Trained
-from flower_graph.wire.exchange import MAX_NAMED, Rejected, fault_of, few, log_rejected
-from flower_graph.wire.ledger import ENROLMENT, ROOM, reply_bytes, size_of
+from flower_graph.wire.exchange import MAX_NAMED, Rejected, few, log_rejected, require_content
+from flower_graph.wire.ledger import ENROLMENT, ROOM, reply_bytes
 
 MB = 1 << 20
 
@@ -70,11 +70,11 @@ def refused(answer: Any, most: int = ROOM, averaging: bool = False) -> str:
     message = Message(RecordDict(), *grid.get_node_ids(), "train", group_id="1")
     (reply,) = grid.send_and_receive([message])
     if not averaging:
-        return str(cheap(lambda: one_line(fault_of(reply, size_of(reply), 1, most))))
+        return one_line(cheap(lambda: require_content(reply, most, 1)))
     wanted = Wanted(ArrayRecord({"x": Array(np.zeros((2, 3), np.float32))}))
-    checked = cheap(lambda: check_replies([message], [reply], wanted, 1.0))
-    assert checked.usable == []
-    return str(checked.rejected[0].reason)
+    usable, (rejected,), _ = cheap(lambda: check_replies([message], [reply], wanted, 1.0))
+    assert usable == []
+    return str(rejected.reason)
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "\n", "\U0001d54f", " "])

@@ -13,7 +13,7 @@ from public_helpers import Outcome, make_distrusting, run_secure, start, still_m
 from flower_graph.apps.run import client_app
 from flower_graph.errors import NoClientsError
 from flower_graph.method.registry import method_of
-from flower_graph.secure.sum.service import entries_of
+from flower_graph.server.sums import entries_of
 from flower_graph.strategies.ppfl.messages import IntArray
 from flower_graph.strategies.ppfl.strategy import CommonMean, SecureConsensus
 from flower_graph.wire.keys import CONFIG, PUBLIC

@@ -4,13 +4,10 @@ import math
 
 import pytest
 import torch
-from sklearn.metrics import average_precision_score, roc_auc_score
 
 from flower_graph.ops.links import (
     STEPS,
     adamic_adar,
-    auc_of_scores,
-    average_precision,
     both_directions,
     common_neighbours,
     dot_products,
@@ -77,8 +74,6 @@ def test_scores_of_pairs_by_hand() -> None:
 def test_figures_of_scores_by_hand() -> None:
     scores = torch.tensor([3.0, 1.0, 2.0, 1.0])
     is_edge = torch.tensor([True, True, False, False])
-    assert auc_of_scores(scores, is_edge) == (2 + 0.5) / 4
-    assert average_precision(scores, is_edge) == pytest.approx((1 + 2 / 4) / 2)
     # The first edge is ahead of both others; the second is behind one and tied with one.
     counted = rank_counts(scores, is_edge)
     assert counted.tolist() == [2, 2, 2, STEPS + round(STEPS / 2.5)]
@@ -88,11 +83,3 @@ def test_figures_of_scores_by_hand() -> None:
     assert hits_of(ranked) == pytest.approx(
         {"hits@20": 1 / 2, "hits@50": 1 / 2, "mrr": (1 / 70 + 1 / 20) / 2}, abs=1e-5
     )
-
-
-def test_figures_of_scores_are_scikit_learns() -> None:
-    scores = torch.randn(300, generator=rng()).mul(2).round() / 2  # with ties
-    is_edge = torch.rand(300, generator=rng(1)) < torch.sigmoid(scores)
-    pair = is_edge.numpy(), scores.numpy()
-    assert auc_of_scores(scores, is_edge) == pytest.approx(roc_auc_score(*pair))
-    assert average_precision(scores, is_edge) == pytest.approx(average_precision_score(*pair))

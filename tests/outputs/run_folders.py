@@ -11,12 +11,20 @@ from flower_graph.data.features import Treatment
 from flower_graph.data.new_graph import DataForm
 from flower_graph.method.load import load_config, to_yaml
 from flower_graph.models import GCN
-from flower_graph.outputs.files import Predictions, SavedModels, write_outputs
+from flower_graph.outputs.files import Predictions, SavedModels, Snapshot
 
 CLASSES = ("cat", "dog")
 GRAPH: dict[str, Any] = {
     "x": torch.tensor([[2.0, 0, 0], [0, 1, 3], [0, 4, 0]]),
     "edge_index": torch.tensor([[0, 1], [1, 2]]),
+}
+SMALL: dict[str, Any] = {
+    "rounds": 2,
+    "data": {"name": "csbm", "nodes": 60, "classes": 2, "num_features": 8, "active": 3},
+    "data.split": "random",
+    "data.ratios": [0.4, 0.3, 0.3],
+    "partition": {"clients": 2, "method": "random"},
+    "model.hidden": 4,
 }
 MODEL = "flower_graph.models.GCN", {"features": 3, "hidden": 4, "classes": 2}
 
@@ -42,7 +50,7 @@ def make_run(
         logits = torch.tensor([[0.0, 1], [2, 0]])
         said = Predictions.of(logits, client, nodes, [1, 3], [1, -1], CLASSES)
         saved = SavedModels(*MODEL, [client], weights(client if own else 0), {})
-        write_outputs(out / "clients" / str(client), said, [saved] if models else [])
+        Snapshot(said, [saved] if models else []).write(out / "clients" / str(client))
     return out
 
 

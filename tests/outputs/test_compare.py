@@ -133,7 +133,7 @@ def test_a_folder_of_runs_is_a_table_that_can_be_sorted() -> None:
     assert compared.rows[0]["is-reference"] and compared.rows[0]["seeds"] == [0, 1, 2]
     assert compared.rows[1]["run"] == "deep/01-0 +2"
     for by, best in (("test", 19), ("val", 0), ("seconds", 7), ("model.hidden", 0), ("run", 0)):
-        rows = fg.compare("runs", by=by).rows
+        rows = compared.sorted(by).rows
         assert len(rows) == 20 and rows[0]["settings"]["model.hidden"] == best
         assert [row["run"] for row in rows if row["is-reference"]] == ["deep/00-0 +2"]
     with pytest.raises(ConfigError, match=r"model\.hiden"):

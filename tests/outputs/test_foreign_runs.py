@@ -15,7 +15,7 @@ import pytest
 import torch
 from hostile_files import in_json, in_lines
 from matplotlib.figure import Figure
-from run_folders import GRAPH, MODEL, make_run
+from run_folders import GRAPH, MODEL, SMALL, make_run
 
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
@@ -30,8 +30,7 @@ from flower_graph.outputs.build import build_module
 from flower_graph.outputs.files import Predictions, as_text, read_models, table_of
 from flower_graph.records.participation import MOST_CLIENTS, check_records
 from flower_graph.records.rounds import RoundReport, read_reports
-from flower_graph.report.plots import curves_panel, draw_confusion, drawn, save
-from flower_graph.report.writer import RunWriter
+from flower_graph.report.plots import curves_panel, draw_confusion, drawn, over_rounds, save
 
 EVIL = """
 from pathlib import Path
@@ -150,37 +149,33 @@ SETTINGS: dict[str, Callable[[Path], object]] = {
 }
 
 
+HINT = "x -> __import__('pathlib').Path({marker!r}).touch()"
+CLASSES: dict[str, dict[str, Any]] = {
+    "evil.Thing": {},
+    "torch_geometric.nn.Sequential": {"input_args": HINT, "modules": []},
+    "flower_graph.models.nn.Module": {},  # a class that ships makes others' in no way
+}
+
+
 @pytest.mark.parametrize("door", MODELS)
-@pytest.mark.parametrize("which", ["import", "hints", "file"])
-def test_a_models_class_runs_no_code(door: str, which: str, folder: Path, marker: Path) -> None:
-    hint = f"x -> __import__('pathlib').Path({str(marker)!r}).touch()"
-    sequential = {"input_args": hint, "modules": []}
-    if which == "import":
-        say(folder, module="evil.Thing", arguments={})
-    elif which == "hints":
-        say(folder, module="torch_geometric.nn.Sequential", arguments=sequential)
-    else:  # a class that ships makes others' in no way
-        say(folder, module="flower_graph.models.nn.Module", arguments={})
+@pytest.mark.parametrize("module", CLASSES)
+def test_a_models_class_runs_no_code(door: str, module: str, folder: Path, marker: Path) -> None:
+    hint = json.dumps(CLASSES[module]).replace("{marker!r}", f"'{marker}'")
+    say(folder, module=module, arguments=json.loads(hint))
     with pytest.raises((OutputError, ConfigError)):
         MODELS[door](folder)
     assert not marker.exists()
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("name", "value"),
     [
-        {"hidden": 10**12},
-        {"hidden": 2**20},  # allowed, but not the weights'
-        {"hidden": True},
-        {"dropout": "0.5"},
-        {"dropout": 7},
-        {"classes": [2]},
-        {"other": 1},
+        *(("hidden", one) for one in (10**12, 2**20, True)),  # 2**20: allowed, not the weights'
+        *(("dropout", "0.5"), ("dropout", 7), ("classes", [2]), ("other", 1)),
     ],
-    ids=str,
 )
-def test_arguments_of_classes_that_ship_are_checked(changes: dict[str, Any], folder: Path) -> None:
-    say(folder, arguments=MODEL[1] | changes)
+def test_arguments_of_classes_that_ship_are_checked(name: str, value: Any, folder: Path) -> None:
+    say(folder, arguments=MODEL[1] | {name: value})
     with pytest.raises(OutputError):
         MODELS["model"](folder)
 
@@ -281,23 +276,14 @@ def test_a_file_that_is_no_method(text: str | None, tmp_path: Path) -> None:
 # Spoiled ------------------------------------------------------------------------------------------
 
 
-SMALL = {
-    **dict.fromkeys(("strategy.local_epochs", "rounds"), 2),
-    "data": {"name": "csbm", "nodes": 120, "classes": 3, "num_features": 40},
-    "data.ratios": [0.4, 0.3, 0.3],
-    "partition": {"clients": 2, "method": "random"},
-    "model.hidden": 4,
-    "metrics": ["accuracy", "macro-f1"],
-    "checkpoint_every": 1,
-    "graph.neighbours": 3,
-}
+COUNTED = {"metrics": ["accuracy", "macro-f1"], "checkpoint_every": 1, "graph.neighbours": 3}
 LINES, RESULT = "metrics.jsonl", "result.json"
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("honest") / "run"
-    fg.run("fedgls/cora-linqs", SMALL, out=folder, quiet=True)
+    fg.run("fedgls/cora-linqs", SMALL | COUNTED, out=folder, quiet=True)
     return folder
 
 
@@ -355,8 +341,8 @@ def test_many_clients_in_many_rounds_are_counted_together(texts: list[str], tmp_
     with pytest.raises(ValueError):
         check_records(records)
     report = RoundReport(1, 0.5, 0.5, 0.0, 1.0, 1.0, 1.0, 2, 2).to_record()
-    lines = [json.dumps(report | {"participation": one}) for one in records]
-    (tmp_path / LINES).write_text("\n".join(lines) + "\n")
+    lines = [f"{json.dumps(report | {'participation': one})}\n" for one in records]
+    (tmp_path / LINES).write_text("".join(lines))
     with pytest.raises(OutputError, match=LINES):  # no memory is taken for such a file
         read_reports(tmp_path / LINES)
 
@@ -373,7 +359,6 @@ PLANTED = [
 def test_a_foreign_run_that_is_resumed_writes_nothing_elsewhere(
     name: str, honest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever its author has made a link: the command names it, and its target stays."""
     home = tmp_path / "home"
     (home / "inner").mkdir(parents=True)
     (home / ".bashrc").write_text("mine")
@@ -399,26 +384,20 @@ def test_tables_have_no_formulas() -> None:
     assert [as_text(one)[0] for one in NAMES] == ["'"] * 5 + ["f"]
     for number in ("-1", "+1.5", "-1e-9", "0", "", "-inf"):
         assert as_text(number) == number
-    numbers = np.arange(6)
-    predictions = Predictions(
-        client=np.full(6, -1), node=np.array(NAMES), predicted=numbers,
-        probability=np.full(6, 0.5, np.float32), role=np.zeros(6, np.int8), label=numbers,
-        classes=tuple(NAMES),
-    )  # fmt: skip
-    text = table_of(predictions).to_csv(index=False)
-    for line in list(csv.reader(io.StringIO(text)))[1:]:
+    nobody = np.zeros(6, np.int8)
+    found = Predictions.of(torch.eye(6), -1, NAMES, nobody, nobody, NAMES)
+    for line in list(csv.reader(io.StringIO(table_of(found).to_csv(index=False))))[1:]:
         assert len(line) == 6
         assert not any(cell[:1] in ("=", "+", "-", "@", "\t") and cell for cell in line), line
     figure = {"mean": -0.5, "std": 0.0, "values": [-0.5]}
+    words = {"run": "=HYPERLINK(1)", "path": "@x", "app": "+a", "version": "-v"}
     row = {
-        "run": "=HYPERLINK(1)", "path": "@x", "app": "+a", "version": "-v", "seeds": [0],
-        "settings": {"data.name": "=1+1"}, "figures": {"test-accuracy": figure},
-        "metric": "accuracy", "baselines": {}, "beaten": [],
+        **words, "seeds": [0], "settings": {"data.name": "=1+1"}, "metric": "accuracy",
+        "figures": {"test-accuracy": figure}, "baselines": {}, "beaten": [],
     }  # fmt: skip
     other = row | {"settings": {"data.name": "b"}}
     first, _ = csv.DictReader(io.StringIO(Comparison([row, other], []).to_csv()))
-    words = {key: first[key] for key in ("run", "path", "app", "version", "data.name")}
-    assert all(word.startswith("'") for word in words.values()), words
+    assert all(first[key].startswith("'") for key in (*words, "data.name")), first
     assert first["test-accuracy"] == "-0.5"
 
 
@@ -436,29 +415,7 @@ def test_two_dollar_signs_make_no_formula(name: str, tmp_path: Path) -> None:
     shown = [one.get_text() for one in axes.get_xticklabels()]
     assert any("mathdefault" in one for one in shown), "powers are matplotlib's own formulas"
     assert drawn(draw_confusion, [[1, 0], [0, 1]], [name, "b"]).startswith("<svg")
-    assert name in curves_panel("x", {name: [[1.0, 2.0]]})
-
-
-@pytest.mark.usefixtures("pictures")
-def test_a_result_is_there_before_its_pictures(tmp_path: Path) -> None:
-    def draw(*_: object) -> None:
-        raise OutputError("no room for pictures")
-
-    def report(number: int) -> RoundReport:
-        return RoundReport(number, 1.0, 1.0, 0.0, 0.5, 0.5, 0.5, 2, 2, confusion=[[1, 0], [0, 1]])
-
-    config = {"seed": 0, "data": {"name": "a$\\frac$b"}, "metrics": ["accuracy"]}
-    writer = RunWriter(tmp_path, config, draw=draw)
-    writer.write_round(report(1))
-    writer.write_round(report(2))
-    with pytest.raises(OutputError):
-        writer.finish({}, {"w": np.ones(3)})
-    writer.close()
-    assert {"result.json", "weights.safetensors"} <= {path.name for path in tmp_path.iterdir()}
-    again = RunWriter(tmp_path, config, resume_round=1)
-    again.write_round(report(2))
-    again.finish({})
-    assert (tmp_path / "curves.png").exists() and (tmp_path / "confusion.png").exists()
+    assert name in curves_panel(over_rounds("x", {name: [[1.0, 2.0]]}))
 
 
 def lay_data(folder: Path) -> Path:
@@ -483,8 +440,7 @@ def test_names_move_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ["predict", str(shown)],
         ["check", "fedgta/cora-linqs", *given],
     ):
-        code = main(command)
-        said = capsys.readouterr()
-        assert "\x1b" not in said.out + said.err and "\x07" not in said.out + said.err, command
-        assert code == (2 if command[1] == str(shown) else 0), said.err
+        assert main(command) == (2 if command[1] == str(shown) else 0)
+        said = "".join(capsys.readouterr())
+        assert "\x1b" not in said and "\x07" not in said, command
     assert ESCAPES in people.read_text()  # a file has the names as they are

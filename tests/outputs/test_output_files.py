@@ -27,7 +27,6 @@ from flower_graph.outputs.files import (
     read_models,
     role_of,
     table_of,
-    write_outputs,
 )
 from flower_graph.records.rounds import BestRound
 from flower_graph.server.averaging import ReportedFedAvg
@@ -57,7 +56,7 @@ def test_predictions_are_read_as_written(
     tmp_path: Path, nodes: object, classes: object, fold: object
 ) -> None:
     written = _predictions(nodes, classes=classes, fold=fold)
-    write_outputs(tmp_path / "new", written, [])
+    Snapshot(written).write(tmp_path / "new")
     read = Predictions.read(tmp_path / "new")
     assert read is not None
     for name, value in vars(written).items():
@@ -66,7 +65,7 @@ def test_predictions_are_read_as_written(
 
 
 def test_predictions_as_a_table(tmp_path: Path) -> None:
-    write_outputs(tmp_path, _predictions(("a", 'b,"', "c"), classes=("cat", "dog")), [])
+    Snapshot(_predictions(("a", 'b,"', "c"), classes=("cat", "dog"))).write(tmp_path)
     assert (tmp_path / "predictions.csv").read_text(encoding="utf-8").splitlines() == [
         "client,node,class,probability,role,label",
         "0,a,cat,0.880797,train,cat",
@@ -90,7 +89,7 @@ def test_a_client_has_its_own_rows_of_the_common_matrix(tmp_path: Path, transpos
     shared = {"first.weight": first.T.contiguous() if transposed else first}
     own = {"second.bias": torch.tensor([[1.0], [2.0]])}
     about = "torch.nn.Linear", {"in_features": 3}, [4, 9]
-    write_outputs(tmp_path, None, [SavedModels(*about, shared, own, rows)])
+    Snapshot(None, [SavedModels(*about, shared, own, rows)]).write(tmp_path)
     (read,) = read_models(tmp_path)
     assert (read.module, read.arguments, read.clients) == about
     wanted = {4: [[10, 11], [2, 3], [4, 5]], 9: [[20, 21], [2, 3], [30, 31]]}
@@ -107,7 +106,7 @@ def test_one_client_s_file_is_its_module_s_state_dict(tmp_path: Path) -> None:
     module = nn.Linear(3, 2)
     sizes = {"in_features": 3, "out_features": 2}
     saved = SavedModels("torch.nn.Linear", sizes, [7], module.state_dict(), {})
-    write_outputs(tmp_path, None, [saved, SavedModels("torch.nn.ReLU", {}, [], {}, {})])
+    Snapshot(None, [saved, SavedModels("torch.nn.ReLU", {}, [], {}, {})]).write(tmp_path)
     said = json.loads((tmp_path / "model.json").read_text(encoding="utf-8"))
     assert said["module"] == "torch.nn.Linear" and said["client"] == 7
     (read,) = read_models(tmp_path)
@@ -117,7 +116,7 @@ def test_one_client_s_file_is_its_module_s_state_dict(tmp_path: Path) -> None:
     # What is written anew replaces it, whatever its form; views of one tensor are written apart.
     both = torch.arange(4.0)
     own = {"a": both[:2].reshape(2, 1), "b": both[2:].reshape(2, 1)}
-    write_outputs(tmp_path, None, [SavedModels("m", {}, [0, 1], {}, own)])
+    Snapshot(None, [SavedModels("m", {}, [0, 1], {}, own)]).write(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["models.json", "models.safetensors"]
     (read,) = read_models(tmp_path)
     assert read.state_dict(1)["a"].item() == 1.0 and read.state_dict(1)["b"].item() == 3.0
@@ -132,8 +131,6 @@ class Own(nn.Module):
 
 
 class Telling(Own):
-    """A module that says how it is made."""
-
     @property
     def arguments(self) -> dict[str, Any]:
         return {"width": self.linear.in_features}
@@ -196,17 +193,15 @@ def test_clients_tables_are_put_together_and_compared(tmp_path: Path, recwarn: A
 
 def test_the_best_is_the_first_of_the_highest_and_what_checkpoints_need_stays() -> None:
     best = BestRound()
-    seen = [best.see(n, value) for n, value in enumerate([0.2, math.nan, 0.5, 0.5, 0.6], start=1)]
-    assert seen == [True, False, True, False, True] and (best.number, best.last) == (5, 5)
-    best = BestRound()
-    for number, value in ((1, 0.1), (2, 0.2), (3, 0.3)):
-        best.see(number, value)
+    for number, value in enumerate([0.2, math.nan, 0.5, 0.5, 0.6], start=1):
+        assert best.see(number, value) == (number in (1, 3, 5))
         state = best.saving()
         best.saved()
-    assert best.protected == state["protected"] == [2, 3]
+    assert (best.number, best.last) == (5, 5)
+    assert best.protected == state["protected"] == [3, 5]
     again = BestRound()
     again.load(state)
-    assert (again.number, again.accuracy, again.protected) == (3, 0.3, [2, 3])
+    assert (again.number, again.accuracy, again.protected) == (5, 0.6, [3, 5])
 
 
 @pytest.mark.parametrize(("key", "value"), [("save", "some"), ("keep", "first"), ("every", -1)])
@@ -242,12 +237,6 @@ def _measure(outputs: ClientOutputs, number: int) -> None:
     outputs.measured(number, [3, 4], loss=[1.0, 2.0], accuracy=accuracy, nodes=[10, 20])
 
 
-def _node(folder: Path) -> int:
-    read = Predictions.read(folder)
-    assert read is not None
-    return int(read.node[0])
-
-
 @pytest.fixture
 def outputs(tmp_path: Path) -> ClientOutputs:
     return ClientOutputs(_context(), tmp_path)
@@ -255,7 +244,6 @@ def outputs(tmp_path: Path) -> ClientOutputs:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Where the clients of a simulation write."""
     return tmp_path / "clients" / "5"
 
 
@@ -313,5 +301,6 @@ def test_a_best_round_that_is_not_held_is_told(outputs: ClientOutputs, place: Pa
     _ask(outputs, "begin", 0, keep="best")
     said = _ask(outputs, "finish", 5, best=4, keep="best")
     assert "round 4" in said and "round 5" in said
-    assert _node(place) == 5
+    read = Predictions.read(place)
+    assert read is not None and read.node[0] == 5
     assert json.loads((place / "outputs.json").read_text(encoding="utf-8"))["round"] == 5

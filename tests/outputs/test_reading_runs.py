@@ -16,8 +16,9 @@ from flower_graph.apps.cli.main import main
 from flower_graph.data.features import Treatment, prepare_features
 from flower_graph.errors import OutputError
 from flower_graph.method.run import latest_in
-from flower_graph.outputs.files import Predictions, write_outputs
+from flower_graph.outputs.files import Predictions, Snapshot
 
+Captured = pytest.CaptureFixture[str]
 ROW = torch.tensor([[1.0, 0, 0], [0, 0.25, 0.75], [0, 1, 0]])
 
 
@@ -48,8 +49,7 @@ def test_what_was_done_to_features_is_done_to_others(how: str) -> None:
     x = x if "presence" not in how else x * torch.tensor([1.0, 1, 0, 0])
     (made,), _, treatment = prepare_features([x], how)
     read = Treatment.from_json(treatment.to_json())
-    assert torch.equal(read.apply(x), made)
-    assert torch.equal(read.apply(x[2:3]), made[2:3])
+    assert torch.equal(read.apply(x), made) and torch.equal(read.apply(x[2:3]), made[2:3])
 
 
 def test_several_seeds_and_a_data_folders_last_run(tmp_path: Path) -> None:
@@ -78,25 +78,21 @@ def saved(folder: Path, **changes: Any) -> str:
     return str(folder / "new.pt")
 
 
-def test_predictions_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predictions_as_a_table(tmp_path: Path, capsys: Captured) -> None:
     run = make_run(tmp_path / "run", names=True)
     assert main(["predict", str(run), "--client", "1"]) == 0
     text = capsys.readouterr().out
-    found = {name: column(text, name) for name in ("node", "class", "role", "label")}
-    assert found == {
-        "node": ["anna-1", "b,c"],
-        "class": ["dog", "cat"],
-        "role": ["train", "test"],
-        "label": ["dog", ""],
-    }
-    write_outputs(run, Predictions.of(torch.eye(2), -1, ["u", "v"], [1, 3], [0, 1]), [])
+    names = ("node", "class", "role", "label")
+    rows = [tuple(row[name] for name in names) for row in csv.DictReader(text.splitlines())]
+    assert rows == [("anna-1", "dog", "train", "dog"), ("b,c", "cat", "test", "")]
+    Snapshot(Predictions.of(torch.eye(2), -1, ["u", "v"], [1, 3], [0, 1])).write(run)
     assert main(["predict", str(run), "--out", str(tmp_path / "all.csv")]) == 0
     named = ["server", "server", "0", "0", "1", "1"]
     assert column((tmp_path / "all.csv").read_text(), "client") == named
     assert (run / "predictions.csv").read_text().splitlines()[1].startswith("server,u,")
 
 
-def test_what_is_right_is_said_by_role(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_right_is_said_by_role(tmp_path: Path, capsys: Captured) -> None:
     run = tmp_path / "run"
     # By client, role and predicted class; the label is 1: of client 0 one of three test nodes is
     # right, of client 1 the only one; a node in no part is wrong, and one has no label.
@@ -105,7 +101,7 @@ def test_what_is_right_is_said_by_role(tmp_path: Path, capsys: pytest.CaptureFix
         roles, guesses = zip(*own, strict=True)
         labels = [-1 if role == 2 else 1 for role in roles]
         found = Predictions.of(torch.eye(2)[[*guesses]], client, range(len(own)), roles, labels)
-        write_outputs(run / "clients" / str(client), found, [])
+        Snapshot(found).write(run / "clients" / str(client))
         (run / "clients" / str(client) / "outputs.json").write_text('{"round": 7}')
     (run / "config.yaml").write_text("app: fedgta\n", encoding="utf-8")
     assert main(["predict", str(run), "--out", str(tmp_path / "all.csv")]) == 0
@@ -114,7 +110,7 @@ def test_what_is_right_is_said_by_role(tmp_path: Path, capsys: pytest.CaptureFix
     assert all(part in said for part in ("train 1.000 of 1", "test 0.667 of 4", "0.000 of 1 "))
 
 
-def test_a_new_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_file(tmp_path: Path, capsys: Captured) -> None:
     run, out = make_run(tmp_path / "run"), tmp_path / "out.csv"
     words = ["predict", str(run), "--client", "1", "--out", str(out), "--data"]
     assert main([*words, saved(tmp_path, y=["cat", None, "dog"], names=["a", "b", "c"])]) == 0
@@ -131,6 +127,13 @@ def test_a_new_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tables / "edges.csv").write_text("source,target\nu,v\nv,w\n")
     assert main([*words, str(tables)]) == 0
     assert column(out.read_text(), "probability") == chances
+
+
+def refusal(capsys: Captured, *words: str) -> str:
+    assert main(["predict", *words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1
+    return said
 
 
 X = GRAPH["x"]
@@ -161,33 +164,24 @@ REFUSED: list[tuple[dict[str, Any] | None, str, list[str], str]] = [
 
 @pytest.mark.parametrize(("changes", "lost", "options", "why"), REFUSED)
 def test_what_is_refused_is_said_in_a_line_and_nothing_is_written(
-    changes: dict[str, Any] | None,
-    lost: str,
-    options: list[str],
-    why: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    changes: Any, lost: str, options: list[str], why: str, tmp_path: Path, capsys: Captured
 ) -> None:
     run = make_run(tmp_path / "run")
     for path in run.rglob(lost.lstrip("!")) if lost else ():
         path.write_bytes(path.read_bytes()[:20]) if lost.startswith("!") else path.unlink()
-    words = ["predict", str(run), "--out", str(tmp_path / "out.csv"), *options]
+    words = [str(run), "--out", str(tmp_path / "out.csv"), *options]
     words += [] if changes is None else ["--data", saved(tmp_path, **changes)]
     before = sorted(tmp_path.rglob("*"))
-    assert main(words) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and said.count("\n") == 1 and why in said
+    assert why in refusal(capsys, *words)
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", ["none", "empty", "save=none"])
 @pytest.mark.parametrize("words", [[], ["--data-folder"]])
 def test_folders_without_outputs(
-    words: list[str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], name: str, tmp_path: Path, capsys: Captured
 ) -> None:
     (tmp_path / "empty").mkdir()
     for path in make_run(tmp_path / "save=none", "save=none").glob("clients/*/*"):
         path.unlink()
-    assert main(["predict", *words, str(tmp_path / name)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and said.count("\n") == 1 and name in said
+    assert name in refusal(capsys, *words, str(tmp_path / name))

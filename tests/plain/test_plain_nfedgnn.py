@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from nfedgnn import GCN, OneNetwork, Relay
-from relay_helpers import CLASSES, FEATURES, Outcome, asked_users, client_app, run, small_graph
+from relay_helpers import CLASSES, FEATURES, Outcome, asked_users, run, small_graph
 from test_summed import DECAY, LINEAR, RATE, Summed, rich_graph
 from torch import Tensor, nn
 from torch.nn import functional
@@ -16,7 +16,6 @@ from torch_geometric.data import Data
 
 from flower_graph.models import build_server_model
 from flower_graph.rng import seeded
-from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.nfedgnn.users import UserSettings, shared_linear_weight
 
 ROUNDS = 20
@@ -70,8 +69,8 @@ def compare(
     """Run both; `options` are those of the strategy."""
     dropout, participation = options.pop("dropout", 0.0), options.pop("participation", 1.0)
     how = {"dropout": dropout, "participation": participation, "user_bias": bias, **options}
-    grid = InProcessGrid(client_app(data, user_model=user_model), num_supernodes=supernodes)
-    outcome = run(data, rounds=ROUNDS, grid=grid, model=model, **how)
+    how |= {"of_client": {"user_model": user_model}, "supernodes": supernodes}
+    outcome = run(data, rounds=ROUNDS, model=model, **how)
     server = build_server_model(model, hidden=4, heads=2, classes=CLASSES, dropout=dropout, seed=3)
     if model == "gcn" and not dropout:
         plain: Any = GCN(server.latent_size, CLASSES)
@@ -162,7 +161,7 @@ def test_one_layer_for_all_is_one_network_in_one_place(
     losses = [network.epoch() for _ in range(ROUNDS)]
     assert run.losses == pytest.approx(losses, abs=1e-5)
     for name, trained in network.model.state_dict().items():
-        assert (run.server[name] - trained).abs().max() < 1e-4, name
+        assert (run.weights[f"server.{name}"] - trained).abs().max() < 1e-4, name
     flat = [one.detach().T.flatten() for one in network.user.parameters()]
     if form == "module":
         flat = [nn.utils.parameters_to_vector(network.user.parameters()).detach()]

@@ -12,19 +12,30 @@ from flower_graph.errors import MalformedReplyError
 from flower_graph.ops.counts import Counts
 from flower_graph.secure.align import plaintext
 from flower_graph.secure.align.blinded import BlindReply, EvaluateReply, UnionRequest
-from flower_graph.secure.sum.messages import KeyReply, MaskedReply, SumTerms, UnmaskReply
+from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum.messages import RING as RING_ENTRIES
+from flower_graph.secure.sum.messages import (
+    KeyReply,
+    MaskedReply,
+    MaskRequest,
+    PrepareReply,
+    PrepareRequest,
+    SumTerms,
+    UnmaskReply,
+    UnmaskRequest,
+)
 from flower_graph.strategies.fed_sage import strategy as sage
+from flower_graph.strategies.fed_sage.modules import LATENT
 from flower_graph.strategies.fedgls import strategy as structure
 from flower_graph.strategies.fedscem import messages as ego
-from flower_graph.strategies.nfedgnn import messages as common
-from flower_graph.strategies.nfedgnn import messages as relay
+from flower_graph.strategies.nfedgnn import client as relay
 from flower_graph.strategies.ppfl import messages as public
 from flower_graph.strategies.ppfl.messages import Claims
-from flower_graph.wire import codec, fields
-from flower_graph.wire.arrays import decode_array, encode_array
+from flower_graph.wire import codec, fields, keys
+from flower_graph.wire.arrays import decode_array, encode_array, pack_integers
 from flower_graph.wire.averaging import ClientMean, Measured
 from flower_graph.wire.codec import Message, fields_of
-from flower_graph.wire.counts import CountReply, CountsField
+from flower_graph.wire.counts import CountsField
 from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, METRICS, NUM_EXAMPLES
 
 SIZES = {"p": 2, "c": 3, "k": 2, "f": 4, "h": 2, "w": 2, "n": 5, "m": 5, "q": 2, "o": 2, "d": 4}
@@ -56,19 +67,18 @@ KNOWN: dict[type, dict[str, Any]] = {
     public.SumOrder: {"sizes": [2, 1]},
     relay.EnrolmentReply: {"num_nodes": 100},
     relay.RelayReply: {"p": 2, "h": 2, "f": 4, "w": 2, "send_weights": True},
-    common.LatentReply: {"p": 2, "m": 5, "h": 2, "trains": True, "measures": True},
-    common.SumReply: {"p": 2, "f": 4, "w": 2},
+    relay.LatentReply: {"p": 2, "m": 5, "h": 2, "trains": True, "measures": True},
+    relay.SumReply: {"p": 2, "f": 4, "w": 2},
     sage.Generators: {"w": 2},
     sage.PeerGradients: {"a": 2, "w": 2},
     ego.EgoReply: {"L": 3, "asked": np.arange(100)},
     Measured: {"classes": 2, "counting": "confusion"},
     structure.StructureMeasured: {"classes": 2, "counting": "confusion"},
-    CountReply: {"classes": 2, "counting": "confusion"},
 }
 # With fields that depend on one another: their own tests have them
 BY_HAND = (
     *(public.PublicRequest, public.PublicReply),
-    *(common.LatentRequest, common.Advance, common.HiddenSum),
+    *(relay.LatentRequest, relay.Advance, relay.HiddenSum),
 )
 
 
@@ -97,7 +107,7 @@ def draw(field: Any, rng: np.random.Generator, sizes: dict[str, int]) -> Any:
         case ClientMean():
             return torch.tensor([rng.random()], dtype=torch.float64)
         case fields.Whole():
-            return int(rng.integers(field.least or 0, min(field.most or 99, 99)))
+            return int(rng.integers(max(field.least, 0), min(field.most, 99)))
         case fields.Real():
             return float(rng.random())
         case fields.Flag():
@@ -325,3 +335,217 @@ def test_every_array_of_a_reply_is_checked(kind: Any, field: Any, change: Any, w
         content[record][key] = Array(wrong)
     with pytest.raises(MalformedReplyError, match=f"{key}.*{why}"):
         read(kind, content)
+
+
+# What single messages check besides: parts that depend on one another ----------------------------
+
+RUN, POINTS = bytes(range(16)), np.zeros((48, 32), np.uint8)
+HELLO = public.EmbeddingEnrolment([3, 1], [np.array([7, 5]), np.array([5])], [2, 2])
+ENROLLED = {"users": pack_integers(np.array([0, 1])), "weight-shape": [3, 2]}
+PAIR, KINDS = np.array([7, 2**40]), np.array([[0, 1, 2], [1, 0, 0]], np.uint8)
+UNMASKED = UnmaskReply(RUN, 7, PAIR, KINDS, np.zeros((3, 33), np.uint8))
+MASKED = MaskedReply(RUN, 7, PAIR, np.zeros(1, "<u8"), np.array([[3, 5]]))
+RING = Ring.fit(100, 64, 2.0**-16, guard=True)
+
+
+def blocks(*sizes: int) -> dict[str, Any]:
+    return BlindReply(1, PAIR, np.array(sizes), np.zeros((sum(sizes), 32), np.uint8)).to_config()
+
+
+# A message's reader: good entries, what is known of it, and changes with the words of the refusal
+REFUSED: dict[Any, tuple[dict[str, Any], dict[str, Any], list[tuple[dict[str, Any], str]]]] = {
+    public.EmbeddingEnrolment.from_config: (HELLO.to_config(), {}, [
+        ({keys.CLIENTS: [], keys.ROWS: [], "nodes": b"", "dimensions": []}, "clients"),
+        ({keys.CLIENTS: [3, 3]}, r"\[3, 3\]"),
+        ({keys.CLIENTS: [3, -1]}, "numbers.*0"),
+        ({keys.CLIENTS: [1]}, "rows.*1"),
+        ({keys.ROWS: [3, 0], "nodes": pack_integers(np.array([7, 5, 4]))}, "client 1"),
+        ({keys.ROWS: [2, 2]}, "nodes"),
+        ({"dimensions": [2, 0]}, "client 1.*0"),
+        ({"nodes": pack_integers(np.array([7, 7, 5]))}, "client 3"),
+    ]),
+    relay.EnrolmentReply.from_config: (ENROLLED, {"num_nodes": 5}, [
+        ({"users": b""}, "hosts"),
+        ({"users": pack_integers(np.array([0, 5]))}, "user 5.*nodes 0"),
+        ({"users": pack_integers(np.array([-1, 9]))}, "-1.*nodes 0"),
+        ({"users": pack_integers(np.array([3, 1, 3]))}, "hosts"),
+        ({"weight-shape": [3]}, r"weight-shape.*2.*\[3\]"),
+        ({"weight-shape": [3, 0]}, r"\[3, 0\]"),
+        ({"weight-shape": [True, True]}, "weight-shape"),
+        ({"weight-shape": [2**20, 2**20]}, "268435456 numbers"),
+    ]),
+    EvaluateReply.from_config: (EvaluateReply(1, POINTS).to_config(), {}, [
+        ({"align-epoch": epoch}, "align-epoch") for epoch in (None, 0, -1, True, 1.0, 2**32)
+    ]),
+    BlindReply.from_config: (blocks(16, 32), {}, [
+        (blocks(16, 24), "24 points"), (blocks(8, 32), "8 points"),
+    ]),
+    UnmaskReply.from_config: (UNMASKED.to_config(), {}, [
+        ({"unmask-shares": bytes(2 * 33)}, r"unmask-shares.*99"),
+        ({"unmask-clients": b""}, "client"),
+    ]),
+    MaskedReply.from_config: (MASKED.to_config(), {"total": MASKED.total}, [
+        ({"mask-refused": bytes(24)}, "mask-refused"),
+        *(({"mask-left-out": bad}, "number") for bad in (["x:why"], ["why"], 5)),
+    ]),
+    RING_ENTRIES.from_config: (RING_ENTRIES.to_config(RING), {}, [
+        ({keys.RING_WORD: 16}, "16 bits"),
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reader", "changes", "why"),
+    [(reader, *case) for reader, (_, _, cases) in REFUSED.items() for case in cases],
+)
+def test_parts_that_do_not_agree_are_refused(reader: Any, changes: Any, why: str) -> None:
+    good, known, _ = REFUSED[reader]
+    reader(good, **known)
+    with pytest.raises(MalformedReplyError, match=why):
+        reader(good | changes, **known)
+
+
+def test_what_a_client_says_of_its_own_state() -> None:
+    assert fields.read_handled({}) is None
+    assert [fields.read_handled({"handled-messages": count}) for count in (0, 7)] == [0, 7]
+    said = {"config": ConfigRecord({"not-saved": "no\nroom"})}
+    assert fields.read_not_saved(RecordDict(said)) == "no room"
+    assert fields.read_not_saved(RecordDict({"config": ConfigRecord({})})) == ""
+    assert fields.read_not_saved(RecordDict()) == ""
+
+
+def test_layout_by_hand() -> None:
+    layout = ego.Layout(2, 3, 4)
+    parts = [layout.embeddings, layout.counts, layout.metrics, layout.model]
+    assert [(part.start, part.stop) for part in parts] == [(0, 6), (6, 8), (8, 18), (18, 22)]
+    assert (layout.length, ego.Layout(0, 3).length) == (22, 10)
+
+
+def test_times_that_are_missing_or_none_are_no_reason_to_refuse() -> None:
+    numbers = {"num-examples": 1, "server-round": 3, "mask-seconds": [1.0]}
+    total = ArrayRecord({"total": encode_array("total", np.arange(4.0))})
+    config = ConfigRecord({"present": np.array([2], "<i8").tobytes()})
+    content = RecordDict({"sums": total, "metrics": MetricRecord(numbers), "config": config})
+    found = ego.EgoReply.read(content, server_round=3, L=4)
+    assert (found.train_seconds, found.mask_seconds) == (0.0, 0.0)
+
+
+def test_who_is_in_a_plain_sum_was_asked() -> None:
+    for present, says in (([4, 2], "client 4"), ([], "no client")):
+        answer = ego.EgoReply(1, np.zeros(1), 0.0, 0.0, clients=np.array(present, np.int64))
+        with pytest.raises(MalformedReplyError, match=says):
+            answer.check({"asked": np.array([2])})
+
+
+@pytest.mark.parametrize(
+    ("key", "bad"),
+    [
+        ("epoch", 2),
+        ("clients", np.array([3, 6])),
+        ("rows", np.array([1, 2])),
+        ("rows", np.array([-1, 3])),
+        ("missing", np.array([0, 5])),
+        ("missing", np.array([1, 6])),
+    ],
+)
+def test_bad_generators_are_refused(key: str, bad: Any) -> None:
+    clients = np.array([3, 5])
+    entries = {"epoch": 1, "clients": clients, "rows": np.array([0, 2])}
+    entries |= {"missing": np.array([1, 5]), "encoded": np.ones((2, LATENT), dtype=np.float32)}
+    entries["weights"] = np.ones((2, 9), dtype=np.float32)
+    message = sage.Generators(**(entries | {key: bad}))
+    content = message.to_record()
+    content["metrics"] = MetricRecord({keys.EPOCH: message.epoch})
+    with pytest.raises(MalformedReplyError, match=key):
+        sage.Generators.read(content, epoch=1, clients=clients, w=9)
+
+
+def relayed(holders: np.ndarray, *, asked: bool = True) -> relay.RelayReply:
+    latent = np.array([[1, 2], [3, 4]], np.float32)
+    content = RecordDict({"arrays": ArrayRecord({"relay": encode_array("", latent)})})
+    average = {"weights": np.arange(6.0).reshape(3, 2), "holders": holders}
+    content["average"] = ArrayRecord({n: encode_array("", value) for n, value in average.items()})
+    content["metrics"] = MetricRecord({"server-round": 4})
+    return relay.RelayReply.read(content, p=2, h=2, f=3, w=2, server_round=4, send_weights=asked)
+
+
+def test_holders_are_as_many_as_can_be_and_were_asked_for() -> None:
+    for wrong in (-1, 3, 1.0, np.uint64(2**63)):
+        with pytest.raises(MalformedReplyError, match=r"holders.*0"):
+            relayed(np.array([wrong] * 3))
+    found = relayed(np.array([0, 1, 2]), asked=False)
+    assert found.weight_sum is None and found.holders is None
+    found = relayed(np.array([0, 1, 2]))
+    assert found.holders is not None and found.holders.tolist() == [0, 1, 2]
+
+
+def test_stages_of_the_sum_share_no_key() -> None:
+    def keys_of(kind: Any) -> set[str]:
+        return {*(field.key for field in fields_of(kind).values()), *kind.fixed}
+
+    stages = PrepareRequest, MaskRequest, UnmaskRequest
+    prepare, mask, unmask = map(keys_of, stages)
+    assert not (prepare & mask or mask & unmask or prepare & unmask)
+    assert not keys_of(PrepareReply) & keys_of(UnmaskReply)
+
+
+def test_a_ring_comes_back() -> None:
+    assert RING_ENTRIES.from_config(RING_ENTRIES.to_config(RING)) == RING
+
+
+# PPFL-GNN's messages, whose rows are of clients --------------------------------------------------
+
+REQUEST = public.PublicRequest(
+    4, [3, 1], HELLO.nodes, [np.array([[1.0, 2.0], [3.0, 4.0]], np.float32), None], 2, is_last=True
+)
+
+
+def read_at_client(request: public.PublicRequest, nodes: dict[int, Any]) -> public.PublicRequest:
+    content = request.to_record()
+    arrays = content.array_records.get(keys.ARRAYS, ArrayRecord())
+    parameters = [decode_array(name, value) for name, value in arrays.items()]
+    config = dict(content.config_records[keys.CONFIG])
+    return public.PublicRequest.from_numpy(parameters, config, public=nodes)
+
+
+def test_a_request_and_its_missing_targets() -> None:
+    found = read_at_client(REQUEST, {3: HELLO.nodes[0], 1: HELLO.nodes[1], 8: np.array([1])})
+    assert (found.server_round, found.clients, found.is_last) == (4, [3, 1], True)
+    first, second = found.targets
+    assert first is not None and first.tolist() == [[1, 2], [3, 4]] and second is None
+    request = public.PublicRequest(1, [1], [HELLO.nodes[1]], [None], 2, wants_embeddings=False)
+    assert not request.to_record().array_records
+    found = read_at_client(request, {1: HELLO.nodes[1]})
+    assert (found.targets, found.wants_embeddings) == ([None], False)
+
+
+def test_a_request_for_other_nodes_or_clients_is_refused() -> None:
+    for other in ({}, {3: np.array([5, 7])}):
+        with pytest.raises(ValueError, match="client 3"):
+            read_at_client(REQUEST, {1: HELLO.nodes[1], **other})
+    parameters = [np.zeros((4, 2), np.float32)]
+    config = dict(REQUEST.to_record().config_records[keys.CONFIG])
+    known = {3: HELLO.nodes[0], 1: HELLO.nodes[1]}
+    with pytest.raises(ValueError, match=r"\(4, 2\).*\[3, d\]"):
+        public.PublicRequest.from_numpy(parameters, config, public=known)
+
+
+def test_who_is_left_out_is_named_and_never_read_as_zeros() -> None:
+    why = "its embeddings are not finite"
+    for says_so in (True, False):  # else the server itself leaves out what is no number
+        rows = [np.full((2, 2), 0.5, np.float32), np.array([[6.0, 7.0]], np.float32)]
+        figures = [1.0, 2.0], [0.1, float("nan")], {"val": [0.6, 0.7]}
+        answer = public.PublicReply(REQUEST, [*rows], *figures)
+        if says_so:
+            answer.embeddings[1], answer.left_out = None, {1: why}
+        else:
+            rows[1][0, 0] = np.inf
+        found = public.PublicReply.answering(REQUEST, reply(answer))
+        assert [rows is None for rows in found.embeddings] == [False, True]
+        assert found.left_out == {1: why}
+
+
+def test_fingerprints_tell_order_and_ids() -> None:
+    prints = {public.fingerprint(np.array(ids)) for ids in ([1, 2], [2, 1], [1], [1, 2, 0])}
+    assert len(prints) == 4
+    assert all(0 <= number < 2**63 for number in prints)

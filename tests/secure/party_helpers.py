@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from sum_helpers import LENGTH, RING, TERMS, World, wire
+from sum_helpers import LENGTH, RING, TERMS, World
 
 from benchmarks import parties
 from flower_graph.secure.parties.identity import TrustSettings, new_identity
@@ -36,25 +36,20 @@ def write_keys(n: int, folder: Path) -> tuple[Path, list[Path]]:
     return folder / "registry.json", keys
 
 
-@dataclass
 class PartyWorld(World):
     """A server and its parties; SuperNode 1000 + i is party i, whose clients have one vector."""
 
-    # What vectors are said to be made of, by SuperNode; by default something else each time
-    states: dict[int, bytes] = field(default_factory=dict)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        # What vectors are said to be made of, by SuperNode; by default something else each time
+        self.states: dict[int, bytes] = {}
 
     @classmethod
-    def make(cls, n: int, folder: Path, corrupt: float = 0.1, points: int = 0) -> PartyWorld:
+    def make(cls, n: int, folder: Path, corrupt: float = 0.1, points: int = 0) -> Self:
         # points: that each client will bring to an alignment
-        trusts = settings(n, folder, corrupt)
-        trusts[0].registry.write(folder / "registry.json")
-        server, hosts = PartySums(folder / "registry.json", corrupt=corrupt), {}
-        for i, trust in enumerate(trusts):
-            own = [2 * i, 2 * i + 1]
-            brought = dict.fromkeys(own, points) if points else {}
-            hosts[1000 + i] = SumClient(server.run_id, own, trust, brought)
-        values = np.random.default_rng(n).uniform(-60, 60, (n, LENGTH))
-        return cls(server, hosts, RING.encode(values))
+        words = RING.encode(np.random.default_rng(n).uniform(-60, 60, (n, LENGTH)))
+        grants = [range(2 * i, 2 * i + 2) for i in range(n)]
+        return cls.distrusting(grants, folder, words, TERMS, corrupt=corrupt, points=points)
 
     def put_back(self, states: dict[int, bytes]) -> None:
         for node, state in states.items():
@@ -68,19 +63,8 @@ class PartyWorld(World):
             self.hosts[node] = SumClient(self.server.run_id, party.clients, trust)
         self.begin()
 
-    def begin(self, lost: Collection[int] = ()) -> None:
-        server = self.server
-        for node, party in self.hosts.items():
-            server.take_binding(node, wire(party.keys()))
-        for node, request in server.reveal_requests(RING.limit).items():
-            reply = self.restart(node).reveal(self.send(node, request))
-            if node not in lost:
-                server.take_seed(node, wire(reply))
-        for node, request in server.epoch_requests().items():
-            server.take_epoch(node, wire(self.restart(node).begin(self.send(node, request))))
-
     def mask_reply(self, node: int, request: Any, without: Any = ()) -> Any:
-        party, state = self.restart(node), self.states.get(node) or os.urandom(STATE_BYTES)
+        party, state = self.host(node), self.states.get(node) or os.urandom(STATE_BYTES)
         came = party.receive(self.send(node, request), RING)
         return party.mask(came, party.clients, self.words[node - 1000], TERMS, [state])
 

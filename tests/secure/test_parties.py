@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from party_helpers import PartyWorld
 from sum_helpers import RING, TERMS
 
-from benchmarks import secure_whole
+from benchmarks import sums
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError, StateLostError
 from flower_graph.secure.parties.epoch import Epoch
 from flower_graph.secure.parties.identity import Identity
@@ -99,7 +99,7 @@ def test_everybody_hears_what_all_will_bring_to_an_alignment_before_seeds_are_sh
 @pytest.mark.parametrize("n", [MANY, pytest.param(2_000, marks=pytest.mark.release)])
 def test_many_of_whom_some_are_lost_at_each_stage(n, trusted):
     """As the benchmark does with 10,000: it raises unless the sum is that of the vectors."""
-    found = secure_whole.measure(n, 0.0, trusted, apart=False)
+    found = sums.measure(n, 0.0, trusted, apart=False)
     assert len(found["lost"][0]) == (3 if trusted else 4)
 
 

@@ -43,11 +43,11 @@ def test_masks_hide_and_cancel_and_are_fresh_in_each_round():
         masked = []
         for node, request in world.server.mask_requests(number, LENGTH, 64, TERMS).items():
             reply = world.mask_reply(node, request)
-            assert (reply.total != world.plain_sum(request.clients)).all()
+            assert (reply.total != world.total(request.clients)).all()
             masked.append(reply.total)
             world.server.take(node, reply)
         world.unmask(number)
-        assert (sum(masked) != world.plain_sum(range(12))).all()
+        assert (sum(masked) != world.total(range(12))).all()
         world.check(world.server.result(number), range(12))
         seen.append(masked[0])
     assert (seen[0] != seen[1]).all()
@@ -75,8 +75,8 @@ def test_a_client_that_is_told_of_another_sum_is_in_none(told):
             world.server.take(node, world.mask_reply(node, request, terms=terms))
     world.unmask(0)
     total = world.server.result(0).total
-    assert (total == world.plain_sum([0, 1, 2, 3, 5])).all() == (told == "nothing")
-    assert told == "nothing" or (total != world.plain_sum([0, 1, 2, 3, 5])).mean() > 0.9
+    assert (total == world.total([0, 1, 2, 3, 5])).all() == (told == "nothing")
+    assert told == "nothing" or (total != world.total([0, 1, 2, 3, 5])).mean() > 0.9
 
 
 def test_terms_name_one_sum_and_need_a_guard_bit_for_each_doubling_of_clients():
@@ -245,7 +245,7 @@ def test_shares_are_given_once_never_two_of_a_client_and_never_below_the_minimum
     host.unmask(request)
     other = replace(request, kinds=np.where(request.kinds == SEED, MASK_KEY, SEED).astype("u1"))
     for again in (request, other):
-        host_refuses("round 0 is not open", world.restart(node).unmask, again)
+        host_refuses("round 0 is not open", world.host(node).unmask, again)
 
 
 @pytest.mark.parametrize("field", ["packets", "share_commitments"])

@@ -7,17 +7,28 @@ from typing import Any
 import numpy as np
 import pytest
 from averaging_helpers import Client, Run, Simple, app_of, good, start
-from flwr.app import Array, ConfigRecord, Context, Message
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp.strategy import FedAdam, FedMedian, Strategy
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.common import RobustSection
 from flower_graph.errors import ClientBugError, NoClientsError
+from flower_graph.flower_compat import SUPERLINK_NODE_ID, stamp
 from flower_graph.privacy.central import CentralNoise
-from flower_graph.server.averaging import Combined
-from flower_graph.server.robust import make_robust
+from flower_graph.server.averaging import Combined, Wanted, check_replies, make_robust
 from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.exchange import MAX_NAMED, few
 
+pytestmark = pytest.mark.usefixtures("identity")
 NAN = np.full(2, np.nan, np.float32)
 THREE = [[0], [1], [2]]  # SuperNodes that say whom they host
 
@@ -56,7 +67,6 @@ def test_payload_counts_each_client_of_a_supernode_that_says_how_many_it_has():
 def test_bad_replies_are_left_out_and_without_a_usable_one_the_last_model_stays(
     caplog: pytest.LogCaptureFixture,
 ):
-    """What is refused is shown in test_reply_checks.py."""
     bad = {1: [1], 2: [0, 1, 2], 3: []}
     run = Run(
         Simple(),
@@ -207,7 +217,7 @@ def test_a_client_whose_row_is_bad_or_missing_costs_no_other():
     assert who.answered == {0, 3} and who.failed.keys() == {1, 2}
     assert "NaN" in who.failed[1] and run.model == [2.5] * 2
     reasons = [entry["reason"] for entry in run.reports[0].rejected]
-    assert [reason.partition(":")[0] for reason in reasons] == ["client 2", "client 1"]
+    assert [reason.partition(":")[0] for reason in reasons] == ["client 1", "client 2"]
     assert (run.reports[0].asked, run.reports[0].answered) == (4, 2)
 
 
@@ -311,3 +321,143 @@ def test_noise_or_a_robust_average_that_would_have_no_effect_is_refused():
         Run(noisy, THREE)
     with pytest.raises(ValueError, match="average"):
         Run(make_robust(Own, RobustSection("krum")), THREE)
+
+
+# Replies that cannot be averaged: left out, each with its reason ----------------------------------
+
+MODEL = ArrayRecord({"a": Array(np.zeros((2, 3), np.float32)), "b": Array(np.zeros(4, np.float32))})
+
+
+GONE = 3  # an error's code
+
+
+def content(
+    metrics: dict[str, Any] | None = None, config: dict[str, Any] | None = None, **changed: Any
+) -> RecordDict:
+    """Make a good answer, some of its arrays replaced, or left out where None is given."""
+    named = {"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.float32), **changed}
+    arrays = ArrayRecord(
+        {key: Array(values) for key, values in named.items() if values is not None}
+    )
+    record = RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics or {"num-examples": 3})})
+    if config:
+        record["config"] = ConfigRecord(config)
+    return record
+
+
+def checked(*answers: RecordDict | Error | None, model: ArrayRecord | None = MODEL) -> Any:
+    """Let nodes 1, 2, ... answer so; None is silence."""
+    sent = [Message(RecordDict(), node, "train") for node in range(1, len(answers) + 1)]
+    for message in sent:
+        stamp(message, message_id=f"id-{message.metadata.dst_node_id}")
+    replies = [
+        Message(answer, reply_to=message)
+        for message, answer in zip(sent, answers, strict=True)
+        if answer is not None
+    ]
+    for reply in replies:  # the grid answers for a node that is gone
+        if reply.has_error() and reply.error.code == GONE:
+            stamp(reply, src_node_id=SUPERLINK_NODE_ID)
+    return check_replies(sent, replies[::-1], Wanted(model), 2.5)
+
+
+def check(*answers: Any, model: ArrayRecord | None = MODEL) -> tuple[list[int], dict[int, str]]:
+    """Return the usable nodes, and the reasons of the others."""
+    usable, rejected, _ = checked(*answers, model=model)
+    nodes = [reply.message.metadata.src_node_id for reply in usable]
+    return nodes, {entry.node_id: entry.reason for entry in rejected}
+
+
+def test_good_replies_come_in_the_order_of_the_requests():
+    wide = content(b=np.ones(4, np.float64))
+    assert check(content(), wide, content()) == ([1, 2, 3], {})
+    empty = content(a=None, b=None)
+    assert check(empty, content(), model=ArrayRecord())[0] == [1], "none travel"
+
+
+GOOD, ONE = content(), MetricRecord({"num-examples": 3})
+TORN = Array("float32", (4,), "numpy.ndarray", b"no array")
+TURNED = ArrayRecord(dict(reversed(GOOD["arrays"].items())))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (content(b=None), "arrays ['a'], expected ['a', 'b']"),
+        (content(a=None, b=None), "arrays [], expected ['a', 'b']"),
+        (content(c=np.ones(1)), "arrays ['a', 'b', 'c'], expected ['a', 'b']"),
+        (RecordDict({**GOOD, "arrays": TURNED}), "arrays ['b', 'a']"),
+        (content(a=np.ones((3, 2), np.float32)), "arrays/a has shape (3, 2), expected (2, 3)"),
+        (content(b=np.ones(4, np.float16)), "b has type float16, expected float32"),
+        (content(b=np.ones(4, np.int64)), "b has type int64, expected float32"),
+        (content(b=np.array(["x"] * 4)), "arrays/b has type <U1, expected numbers"),
+        (content(b=np.array([1, math.nan, 1, 1], np.float32)), "arrays/b has NaN or infinite"),
+        (content(a=np.full((2, 3), -math.inf, np.float32)), "arrays/a has NaN or infinite"),
+        (content(a=np.full((2, 3), 1e300)), "arrays/a has NaN or infinite values in float32"),
+        (
+            RecordDict({**GOOD, "arrays": ArrayRecord({"a": GOOD["arrays"]["a"], "b": TORN})}),
+            "arrays/b",
+        ),
+        (RecordDict({**GOOD, "more": ArrayRecord()}), "array records ['arrays', 'more']"),
+        (RecordDict({"weights": GOOD["arrays"], "metrics": ONE}), "array records ['weights']"),
+        (RecordDict({**GOOD, "more": ONE}), "2 metric records, expected 1"),
+        (RecordDict({"arrays": GOOD["arrays"]}), "0 metric records, expected 1"),
+    ],
+)
+def test_malformed_answers_are_left_out(answer: RecordDict, reason: str):
+    nodes, reasons = check(content(), answer)
+    assert nodes == [1]
+    assert reasons.keys() == {2} and reason in reasons[2]
+
+
+@pytest.mark.parametrize("weight", [0, -1, 0.0, math.nan, math.inf, 2**60, [3], None])
+def test_a_weight_that_is_no_positive_number(weight: Any):
+    metrics = {"other": 1.0} if weight is None else {"num-examples": weight}
+    for model in (MODEL, None):
+        nodes, reasons = check(content(), content(metrics=metrics), model=model)
+        assert nodes == [1]
+        assert reasons[2].startswith(f"num-examples is {weight}")
+
+
+def test_silence_and_errors():
+    error = Error(0, "ValueError: no\nweights\x07 here")
+    assert check(content(), None, error, Error(GONE, "node is gone")) == (
+        [1],
+        {
+            2: "no reply within 2.5 s",
+            3: "error reply: ValueError: no weights? here",
+            4: "error reply: node is gone",
+        },
+    )
+
+
+def test_metrics_as_most_have_them():
+    common = {"num-examples": 3, "loss": 1.0, "by-role": [1.0, 2.0]}
+    short = common | {"by-role": [1.0]}
+    fewer = {"num-examples": 3, "loss": 1.0}
+    answers = [content(metrics=metrics) for metrics in (fewer, common, short, common)]
+    nodes, reasons = check(*answers)
+    assert nodes == [2, 4]
+    assert reasons == dict.fromkeys((1, 3), "metrics are not as in the other replies: ['by-role']")
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, [1.0, math.nan]])
+def test_measurements_are_finite(loss: Any):
+    good = 1.0 if isinstance(loss, float) else [1.0, 1.0]
+    one, other = (content(metrics={"num-examples": 3, "loss": v}) for v in (good, loss))
+    assert check(one, other, model=None) == ([1], {2: f"loss is {loss}"})
+    # In training a diagnostic that is no number costs no weights.
+    assert check(one, other) == ([1, 2], {})
+
+
+def test_clients_that_their_node_left_out_are_named_as_far_as_the_report_has_room():
+    why = ["3:weights are not finite", "5:lost"]
+    nodes, reasons = check(*(content(config={"left-out": said}) for said in (why[:1], why[1])))
+    assert nodes == [1, 2]
+    assert reasons == {1: "client 3: weights are not finite", 2: "client 5: lost"}
+
+    long = content(config={"left-out": [f"{n}:" + "x" * 10_000 for n in range(MAX_NAMED + 7)]})
+    found = few(checked(long)[1])
+    assert len(found) == MAX_NAMED + 1 and found[-1].reason == "and 7 more"
+    assert max(len(entry.reason) for entry in found) <= 300
+    assert "number:reason" in check(content(config={"left-out": ["why"]}))[1][1]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from federation import who_of
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import example, given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
@@ -131,7 +131,8 @@ def test_ledger_adds_up_by_direction_and_kind_and_survives_a_checkpoint() -> Non
     ledger.count("up", "latent", 100)
     ledger.count("up", "latent", 20)
     ledger.count("down", "gradient", 2**40)
-    ledger.count_wire("up", 300)
+    content = RecordDict({"config": ConfigRecord({"raw": bytes(297)})})
+    ledger.count_messages("up", [Message(content, 1, "train")])
     assert ledger.payload == {"up": {"latent": 120}, "down": {"gradient": 2**40}}
     assert ledger.wire == {"up": 300, "down": 0}
     ledger.payload["up"]["latent"] = 0  # a copy

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,20 +96,30 @@ def run(
     supernodes: int = 2,
     grid: InProcessGrid | None = None,
     model: str = "gcn",
+    strategy: SplitGradientRelay | None = None,
+    folder: Path | None = None,
+    of_client: dict[str, Any] | None = None,
+    start: dict[str, Any] | None = None,
     stop_at: int = 0,
     resume: bool = False,
     **options: Any,
 ) -> Outcome:
-    """Run the strategy; `options` are its arguments. `stop_at` presses Ctrl-C after that round."""
-    outcome = Outcome(strategy_for(data, model, **options))
-    grid = grid or InProcessGrid(client_app(data), num_supernodes=supernodes)
+    """Run the strategy; `options` are its arguments, others are of the clients and of its start.
+
+    With a `folder` every second round is saved. `stop_at` presses Ctrl-C after that round.
+    """
+    if folder is not None:
+        options = {"checkpoint_dir": folder, "checkpoint_every": 2, **options}
+    outcome = Outcome(strategy or strategy_for(data, model, **options))
+    app = client_app(data, checkpoint_dir=folder, **(of_client or {}))
+    grid = grid or InProcessGrid(app, num_supernodes=supernodes)
 
     def on_round(report: RoundReport) -> None:
         outcome.reports.append(report)
         if report.round == stop_at:
             raise KeyboardInterrupt
 
-    how: dict[str, Any] = {"timeout": 5, "on_round": on_round, "resume": resume}
+    how = {"timeout": 5, "on_round": on_round, "resume": resume, **(start or {})}
     with nullcontext() if not stop_at else pytest.raises(KeyboardInterrupt):
         outcome.strategy.start(grid, num_rounds=rounds, **how)
     return outcome

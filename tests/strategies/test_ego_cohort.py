@@ -3,25 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from math import e, log
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from ego_helpers import FEATURES, HIDDEN, PROJECTION, SETTINGS, start_of, toy_egos, toy_shared
 from flwr.app import Context, RecordDict
 from plain.fedscem import Client
-from sage_helpers import SETTINGS as SAGE
-from sage_helpers import few_epochs as few_epochs
-from sage_helpers import run_sage
 from torch import Tensor
 
 from flower_graph.data.description import NewGraph
 from flower_graph.data.graph import EgoNetwork
 from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
-from flower_graph.outputs.files import Snapshot, read_models, write_outputs
-from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
+from flower_graph.outputs.files import Snapshot, read_models
 from flower_graph.strategies.fedscem import EgoNetworkClient
 from flower_graph.strategies.fedscem.cohort import (
     EgoCohort,
@@ -57,7 +51,7 @@ def by_client(cohort: EgoCohort) -> dict[int, Tensor]:
 
 def group_of(egos: Sequence[EgoNetwork], settings: EgoSettings = SETTINGS) -> EgoGroup:
     cohort = EgoCohort(egos, settings)
-    return EgoGroup(cohort.group(cohort.clients)[1], settings)
+    return EgoGroup(cohort.group(cohort.clients).learner, settings)
 
 
 def test_all_clients_start_alike_as_pyg_does() -> None:
@@ -126,7 +120,7 @@ def test_the_first_layer_is_saved_by_rows_that_clients_have(tmp_path: Path) -> N
     cohort = EgoCohort(toy_egos(), SETTINGS)
     for _ in range(3):
         full_round(cohort)
-    write_outputs(tmp_path, None, taken(cohort, toy_egos()).models)
+    Snapshot(None, taken(cohort, toy_egos()).models).write(tmp_path)
     (saved,) = read_models(tmp_path)
     assert saved.rows is not None
     assert saved.rows.values.shape == (cohort.rows.feature.numel(), HIDDEN)
@@ -164,15 +158,6 @@ def test_a_newcomer_that_trains_alone_is_a_plain_client() -> None:
 BATCHES = replace(SETTINGS, batch_size=3)
 
 
-def test_iter_by_batches_of_all_nodes_is_one_step_of_each_loss_in_turn() -> None:
-    shared = toy_shared(toy_egos())
-    whole, batched = group_of(toy_egos()), group_of(toy_egos(), replace(SETTINGS, batch_size=15))
-    whole.train(1)
-    whole.fuse(shared, 1, classify=False)
-    batched.fuse(shared, 1, classify=False)
-    assert torch.equal(whole.embed(), batched.embed())
-
-
 def batches(client: Client, among: Tensor, number: int, purpose: str) -> list[MiniBatch]:
     """Give one client's batches of its one epoch a round."""
     order = BatchOrder(BATCHES.batch_size, BATCHES.seed, number, purpose)
@@ -202,39 +187,3 @@ def test_equals_plain_pyg_clients_batch_by_batch() -> None:
                 client.step(means, part.nodes, classify=False)
     expected = torch.cat([client.embed().detach() for client in plain])
     torch.testing.assert_close(chosen.embed(), expected, rtol=0, atol=1e-5)
-
-
-def test_what_is_not_in_the_batch_is_no_negative_of_it() -> None:
-    # Nodes 0, 1, 2 of client 110 have the embeddings a, b, a; those of 0 and 1 are shared, both
-    # with the mean a. Cosines are 1 within a and 0 between a and b.
-    settings = replace(SETTINGS, tau=1.0, hidden=2, projection=2)
-    chosen = group_of(toy_egos()[10:11], settings)
-    a, b = torch.eye(2)
-    h = torch.stack([a, b, a, *[b] * (chosen.layout.ptr[1] - 3)])
-    shared = Shared(torch.tensor([0, 1]), torch.stack([a, a]))
-    head = dict(chosen.module.projection.named_parameters())
-    head["weight"].data[:], head["bias"].data[:] = torch.eye(2), 0.0
-
-    def sum_of(*nodes: int) -> tuple[float, int]:
-        part = torch.zeros(h.shape[0], dtype=torch.bool)
-        part[list(nodes)] = True
-        losses, count = chosen._contrast_losses(h, shared, MiniBatch(part))
-        return losses.item(), int(count)
-
-    # 0 alone with 2: its mean and node 2, both a.
-    assert sum_of(0, 2) == (pytest.approx(log(2 * e / e)), 1)
-    # Both: 0 has b and two means a; 1 has a and the two means, none of them like it.
-    assert sum_of(0, 1) == (pytest.approx(log((1 + 2 * e) / e) + log(3 / 1)), 2)
-    assert sum_of(2, 3) == (0, 0)
-
-
-@pytest.mark.parametrize("kind", [LocalSage, FedSage])
-def test_classifiers_of_sage_train_by_batches(kind: Any) -> None:
-    def figures(size: int | None, supernodes: int = 2) -> Tensor:
-        settings = replace(SAGE, batch_size=size)
-        return run_sage(kind, settings=settings, supernodes=supernodes, rounds=2).figures
-
-    whole, batched = figures(None), figures(2)
-    assert torch.equal(whole, figures(16))
-    assert not torch.allclose(whole[:, 0], batched[:, 0], atol=1e-3)
-    torch.testing.assert_close(batched, figures(2, supernodes=6), rtol=0, atol=1e-5)

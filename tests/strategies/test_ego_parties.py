@@ -1,20 +1,20 @@
 """FedSCem whose clients do not trust the server."""
 
-import re
+from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from ego_helpers import start_of
 from ego_strategy_helpers import assert_same, faulty, run
 from federation import METHODS, Federation, round_of
-from flwr.app import Array, ArrayRecord, Message
 
 from flower_graph import EgoNetworkClient
-from flower_graph.errors import ConfigError
-from flower_graph.flower_compat import recorddict_from_proto, recorddict_to_proto
+from flower_graph.errors import ConfigError, RefusedError
 from flower_graph.secure.parties.identity import TrustSettings, new_identity
 from flower_graph.secure.parties.registry import Registry
-from flower_graph.simulation import InProcessGrid
-from flower_graph.wire.keys import RING_WORD
+from flower_graph.secure.ring import Ring
+from flower_graph.strategies.fedscem.client import check_request
+from flower_graph.strategies.fedscem.messages import EgoRequest
 
 UNTRUSTED = METHODS["fedscem"].with_("strategy.trust=malicious-server")
 DEAL = [[0, 1, 2], [3, 4], [5], [6, 7, 8], [9, 10], [11]]
@@ -56,71 +56,21 @@ def test_results_are_those_of_a_trusted_server_for_one_exchange_more(parties):
         assert ours - theirs == {"train.sum_list"} and theirs <= ours
 
 
-def with_a_model(content):
-    content["config"]["shares-model"] = True
-    content["model"] = ArrayRecord({"weights": Array(start_of().numpy())})
-
-
-def telling(**entries):
-    return lambda content: content["config"].update(entries)
-
-
-BACK = {"resume-round": 1, "resume-attempt": "another"}
-# Round and type of a message, what a lie changes in it, and what the client says
-LIES = {
-    "unmasked": (2, "train", lambda one: one["config"].pop(RING_WORD), "without masks"),
-    "with a model": (2, "train", with_a_model, "weights are asked for"),
-    "of one": (2, "train", telling(clients=(100).to_bytes(8, "little")), "clients .100. are asked"),
-    "for others": (1, "query", telling(alignment="psi"), "takes part in verified alone"),
-    "to go back": (3, "train", telling(**BACK), "loads no checkpoint from before"),
-}
-
-
-class Lying(Federation):
-    """Tells the first SuperNode each lie before what is true; asks for a table of tokens twice."""
-
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.heard = {}
-
-    def push_messages(self, messages):
-        messages = list(messages)
-        for message in messages:
-            meta = message.metadata
-            if self.contexts[meta.dst_node_id].node_config["partition-id"] != 0:
-                continue
-            at = int(meta.group_id), meta.message_type
-            for lie, change in [(lie, one[2]) for lie, one in LIES.items() if one[:2] == at]:
-                told = self.query if lie == "to go back" else message
-                content = recorddict_from_proto(recorddict_to_proto(told.content))
-                change(content)
-                self.heard[lie] = self._told(told, content)
-            if meta.message_type == "query":
-                self.query = message
-        result = super().push_messages(messages)
-        if messages[0].metadata.message_type == "train.union":
-            (union,) = [m for m in messages if self._place(m) == 0]
-            again = recorddict_from_proto(recorddict_to_proto(union.content))
-            self.heard["again"] = self._told(union, again)
-        return result
-
-    def _place(self, message):
-        return self.contexts[message.metadata.dst_node_id].node_config["partition-id"]
-
-    def _told(self, message, content):
-        meta = message.metadata
-        lie = Message(content, meta.dst_node_id, meta.message_type, group_id=meta.group_id)
-        (number,) = InProcessGrid.push_messages(self, [lie])
-        reply = self._replies.pop(number)
-        return reply.error.reason if reply.has_error() else "it answered"
-
-
-def test_lies_are_refused_and_the_run_goes_on_as_if_there_were_none(parties):
-    done = run(**parties, make_grid=Lying)
-    for lie, (*_, says) in LIES.items():
-        assert re.search(says, done.grid.heard[lie]), (lie, done.grid.heard[lie])
-    assert re.search("is not after|masked already", done.grid.heard["again"])
-    assert_same(done, run(supernodes=6, deal=DEAL), atol=0)
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"ring": None}, "without masks"),
+        ({"weights": np.zeros(3, np.float32)}, "weights are asked for"),
+        ({"clients": np.array([100])}, "clients .100. are asked"),
+    ],
+)
+def test_requests_for_what_the_server_could_read_are_refused(change, says):
+    mask, ring = SimpleNamespace(), Ring.fit(3, 4.0, 2.0**-8)
+    honest = EgoRequest(1, np.array([100, 101]), "full", mask=mask, ring=ring)
+    aligner = SimpleNamespace(finished=[100, 101])
+    check_request(honest, aligner)
+    with pytest.raises(RefusedError, match=says):
+        check_request(replace(honest, **change), aligner)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def session_of(hosted: dict[int, list[int]], **options: Any) -> EgoSession:
     grid: Any = SimpleNamespace(get_node_ids=lambda: list(hosted))
     session.open(grid, 1.0, 3)
     ask(session, {node: keys_of(session, clients) for node, clients in hosted.items()})
-    session.members.new = []
+    session.members.has_new = False
     return session
 
 
@@ -117,7 +117,7 @@ def test_a_sum_says_means_over_those_that_have_something() -> None:
     assert sums is not None
     assert sums.counts.tolist() == [0, 2]
     assert sums.embeddings.tolist() == [0.0] * HIDDEN + list(range(HIDDEN, 2 * HIDDEN))
-    assert (sums.server_round, sums.contributors) == (2, 2)
+    assert (sums.server_round, sums.origin) == (2, [2, 2])
     # A skipped round leaves nothing.
     assert math.isnan(server._take(3, RoundSum(3, skipped="too few"))["cross-entropy"])
     assert server.sums is None
@@ -169,6 +169,6 @@ def test_pretended_loss_of_state_aligns_all_anew_so_many_times(aggregation: str)
             ask(session, {100 + server_round: keys_of(session, [2, 4])})
         except MalformedReplyError as error:  # which the exchange puts down to the SuperNode
             assert "begun anew too often" in str(error)
-        begun += [server_round] * len(session.members.new)
-        session.members.new = []
+        begun += [server_round] * session.members.has_new
+        session.members.has_new = False
     assert begun == [1, 2, 3, 4, 5, 6, 7]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flower_graph.client.learner import NODES
-from flower_graph.data.partition.ego_networks import split_global
+from flower_graph.data.partition.client_graphs import split_global
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.strategies.fedscem import tables
 from flower_graph.strategies.fedscem.cohort import EgoCohort

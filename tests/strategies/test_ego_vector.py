@@ -42,7 +42,7 @@ def network(client: int, count: int) -> EgoNetwork:
 
 def cohort_of(held: dict[int, list[int]]) -> tuple[EgoCohort, EgoGroup]:
     cohort = EgoCohort([network(client, len(slots)) for client, slots in held.items()], SETTINGS)
-    return cohort, EgoGroup(cohort.group(cohort.clients)[1], SETTINGS)
+    return cohort, EgoGroup(cohort.group(cohort.clients).learner, SETTINGS)
 
 
 def table_of(held: dict[int, list[int]], num_slots: int, *, has_pads: bool) -> SlotTable:

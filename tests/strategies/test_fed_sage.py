@@ -7,13 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sage_helpers import CLASSES, SETTINGS, learners_of, networks, new_client, ring, run_sage
-from sage_helpers import few_epochs as few_epochs
+from ego_helpers import SETTINGS, toy_egos
+from ego_strategy_helpers import client_app
+from flwr.app import Context, RecordDict
 from torch import Tensor
 from torch.nn import functional as F
 
 from flower_graph.data.graph import EgoNetwork
+from flower_graph.engine.cohort import placed_on
+from flower_graph.records.rounds import RoundReport
+from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_sage import modules as formulas
+from flower_graph.strategies.fed_sage import strategy as strategy_module
 from flower_graph.strategies.fed_sage.modules import (
     CODE,
     FEATURES,
@@ -24,7 +29,6 @@ from flower_graph.strategies.fed_sage.modules import (
     ImpairedGraph,
     SageModel,
     distance_gradient,
-    first_model,
     generator_loss,
     split_like,
 )
@@ -36,9 +40,44 @@ from flower_graph.strategies.fed_sage.strategy import (
 )
 
 
+@pytest.fixture(autouse=True)
+def few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let generators take three steps, alone and together."""
+    monkeypatch.setattr(strategy_module, "GENERATOR_EPOCHS", 3)
+
+
+def networks() -> list[EgoNetwork]:
+    """Usual clients, and one of one node, one without edges, one that does not train."""
+    return [toy_egos()[place] for place in (0, 3, 4, 5, 7, 10)]
+
+
+def new_client(*, averages: bool = True) -> SageClient:
+    return SageClient(Context(1, 1, {}, RecordDict(), {}), networks(), SETTINGS, averages=averages)
+
+
+def learners_of(client: SageClient) -> list[Any]:
+    return [*client._state.look()]
+
+
+def run_sage(
+    kind: type[LocalSage] = LocalSage,
+    *,
+    rounds: int = 4,
+    supernodes: int = 2,
+    egos: list[EgoNetwork] | None = None,
+    client: type[SageClient] = SageClient,
+    settings: Any = SETTINGS,
+) -> tuple[LocalSage, list[RoundReport]]:
+    strategy, reports = kind(settings), list[RoundReport]()
+    how = {"client": client, "settings": settings, "averages": strategy.averages}
+    grid = InProcessGrid(client_app(egos or networks(), **how), num_supernodes=supernodes)
+    strategy.start(grid, num_rounds=rounds, timeout=5, on_round=reports.append)
+    return strategy, reports
+
+
 def test_local_sage_sends_no_payload_and_fed_sage_all_of_it() -> None:
-    assert run_sage(LocalSage).strategy.payload == {"up": {"weights": 0}, "down": {"weights": 0}}
-    strategy = run_sage(FedSage, rounds=4).strategy
+    assert run_sage(LocalSage)[0].payload == {"up": {"weights": 0}, "down": {"weights": 0}}
+    strategy, _ = run_sage(FedSage)
     state = {name: value.numel() for name, value in strategy.shared.make().state_dict().items()}
     classifier = 4 * sum(count for name, count in state.items() if "generator" not in name)
     made = 4 * sum(state[f"generator.{name}"] for name in FEATURES)
@@ -54,7 +93,7 @@ def test_local_sage_sends_no_payload_and_fed_sage_all_of_it() -> None:
 
 def test_fed_sage_averages_by_training_nodes() -> None:
     """One round, from one start: the mean of what each client learns alone on its own graph."""
-    outcome = run_sage(FedSage, rounds=1)
+    strategy, _ = run_sage(FedSage, rounds=1)
     alone: dict[int, Any] = {}
 
     class Spy(SageClient):
@@ -63,20 +102,21 @@ def test_fed_sage_averages_by_training_nodes() -> None:
             alone[self.graphs[0].client] = reply
             return reply
 
-    again = run_sage(FedSage, rounds=1, supernodes=6, client=Spy)
+    again, _ = run_sage(FedSage, rounds=1, supernodes=6, client=Spy)
     sizes = {ego.client: max(1, int(ego.train_mask.sum())) for ego in networks()}
     assert {client: reply[1] for client, reply in alone.items()} == sizes
-    for place, (name, found) in enumerate(again.strategy.weights().items()):
+    for place, (name, found) in enumerate(again.weights().items()):
         mean = sum(size * alone[client][0][place] for client, size in sizes.items())
         assert found == pytest.approx(mean / sum(sizes.values()), abs=1e-6)
-        assert outcome.strategy.weights()[name] == pytest.approx(found, abs=1e-6)
+        assert strategy.weights()[name] == pytest.approx(found, abs=1e-6)
 
 
 def test_no_training_nodes_anywhere() -> None:
-    egos = [ring(0, 6, labelled=False), ring(1, 1, labelled=False)]
-    for strategy in (LocalSage, FedSage):
-        outcome = run_sage(strategy, egos=egos)
-        assert math.isnan(outcome.reports[-1].test_accuracy)
+    none = {part: torch.zeros(1, dtype=torch.bool) for part in ("train_mask", "val_mask")}
+    ego = replace(toy_egos()[3], y=torch.tensor([-1]), test_mask=none["val_mask"], **none)
+    for kind in (LocalSage, FedSage):
+        _, reports = run_sage(kind, egos=[ego, replace(ego, client=7)])
+        assert math.isnan(reports[-1].test_accuracy)
 
 
 def test_a_faulty_supernode_is_named_and_left_out() -> None:
@@ -85,36 +125,30 @@ def test_a_faulty_supernode_is_named_and_left_out() -> None:
     class Faulty(SageClient):
         def fit(self, parameters: Any, config: Any) -> Any:
             arrays, size, metrics = super().fit(parameters, config)
-            if self.graphs[0].client == 0:
+            if self.graphs[0].client == 100:
                 arrays[0][:] = np.nan
             return arrays, size, metrics
 
         def compare(self, parameters: Any, config: Any) -> Any:
-            if self.graphs[0].client == 0:
+            if self.graphs[0].client == 100:
                 raise RuntimeError("no room")
             return super().compare(parameters, config)
 
-    first, *rest = run_sage(FedSage, supernodes=3, client=Faulty).reports
+    _, (first, *rest) = run_sage(FedSage, supernodes=3, client=Faulty)
     assert any("no room" in entry["reason"] for entry in first.rejected)
     for report in rest:
         (entry,) = report.rejected
         assert "arrays/conv1.bias" in entry["reason"]
-    assert [one["clients"] for one in report.participation["failed"]] == ["0,7"]
+    assert [one["clients"] for one in report.participation["failed"]] == ["100,105"]
     assert math.isfinite(report.loss)
 
 
-def test_arguments_are_checked() -> None:
-    for other in ({"num_features": 9}, {"num_classes": CLASSES - 1}):
-        with pytest.raises(ValueError, match="client 0"):
-            new_client(networks(), replace(SETTINGS, **other))
-
-
 def model() -> SageModel:
-    return first_model(SETTINGS.num_features, SETTINGS.hidden, SETTINGS.num_classes, 5)
+    return strategy_module._shared(SETTINGS, averages=True).make()
 
 
 def impaired(ego: EgoNetwork) -> ImpairedGraph:
-    return ImpairedGraph.of(ego.client, ego.x, ego.edge_index, ego.y, ego.train_mask, 5)
+    return ImpairedGraph.of(placed_on(ego, torch.device("cpu")), SETTINGS.seed)
 
 
 def test_the_gradient_is_that_of_the_cross_client_term(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +237,7 @@ def test_a_quarter_of_the_nodes_is_hidden() -> None:
 
 def test_learning_together_follows_the_mean_of_own_and_foreign_gradients() -> None:
     """With Adam's first step the weights move by its rate against the sign of the gradient."""
-    egos, client = networks(), new_client(networks())
+    egos, client = networks(), new_client()
     first = GeneratorRequest(0, share=True)
     shown, _, entries = client.generate(*first.to_numpy()[::2])
     (gradient,), *_ = client.compare(shown, entries)
@@ -233,7 +267,7 @@ def test_learning_together_follows_the_mean_of_own_and_foreign_gradients() -> No
 
 
 def test_a_client_that_trains_has_a_generator_and_its_classifier_starts_again() -> None:
-    client, begun = new_client(networks(), averages=False), model()
+    client, begun = new_client(averages=False), model()
     assert all(one.module.generator.client == UNTRAINED for one in learners_of(client))
     client.evaluate([], {"server-round": 1})
     for ego, one in zip(networks(), learners_of(client), strict=True):
@@ -249,3 +283,17 @@ def test_a_client_that_trains_has_a_generator_and_its_classifier_starts_again() 
     for one, kept in zip(learners_of(client), generators, strict=True):
         assert torch.equal(one.module.generator.lin1.weight, kept)
         assert not torch.equal(one.module.conv1.lin.weight, begun.conv1.lin.weight)
+
+
+@pytest.mark.parametrize("kind", [LocalSage, FedSage])
+def test_classifiers_train_by_batches(kind: Any) -> None:
+    def figures(size: int | None, supernodes: int = 2) -> Tensor:
+        settings = replace(SETTINGS, batch_size=size)
+        _, reports = run_sage(kind, settings=settings, supernodes=supernodes, rounds=2)
+        names = ("loss", "train_accuracy", "val_accuracy", "test_accuracy", "answered")
+        return torch.tensor([[getattr(one, name) for name in names] for one in reports])
+
+    whole, batched = figures(None), figures(2)
+    assert torch.equal(whole, figures(16))
+    assert not torch.allclose(whole[:, 0], batched[:, 0], atol=1e-3)
+    torch.testing.assert_close(batched, figures(2, supernodes=6), rtol=0, atol=1e-5)

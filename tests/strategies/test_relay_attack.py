@@ -27,6 +27,7 @@ def user(count: int) -> NDArray[np.float32]:
 def run(x: NDArray[np.float32], how: UserSettings) -> list[Step]:
     """Let the real client train by gradients that look like those of a run."""
     cohort = LinearCohort(pack(torch.from_numpy(x[None]), bias=how.bias), how)
+    cohort.hold(cohort.start())
     rng, steps = np.random.default_rng(7), []
     for number in range(ROUNDS):
         rate = 0.1 * (1 - number / ROUNDS)  # as a schedule may have it

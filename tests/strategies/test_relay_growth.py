@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context
-from relay_helpers import FEATURES, client_app, small_graph, strategy_for
+from relay_helpers import FEATURES, Outcome, run, same_weights, small_graph, strategy_for
 from torch import Tensor, nn
-from torch_geometric.data import Data
 
-from flower_graph import NodeClient, SplitGradientRelay
+from flower_graph import NodeClient
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
 from flower_graph.strategies.nfedgnn.users import shared_linear_weight
@@ -23,37 +21,20 @@ WHOLE, OLD, ROUNDS = small_graph(24), 18, 4
 NEW = list(range(OLD, 24))
 
 
-def first(data: Data, users: int) -> Data:
-    """The graph of the first users alone."""
-    return data.subgraph(torch.arange(users))
+def begun(folder: Path, old: int = OLD, **options: Any) -> Outcome:
+    """Run with the first users; users in turn, so that nobody's SuperNode moves as more come."""
+    data = WHOLE.subgraph(torch.arange(old))
+    return run(data, rounds=ROUNDS, supernodes=3, folder=folder, **options)
 
 
-def grid(data: Data, folder: Path, *, left: Any = (), **options: Any) -> InProcessGrid:
-    """Three SuperNodes; users in turn, so that nobody's moves as the graph grows."""
-    app = client_app(data, left=left, checkpoint_dir=folder, **options)
-    return InProcessGrid(app, num_supernodes=3)
-
-
-class Run:
-    """A strategy that goes on."""
-
-    def __init__(self, folder: Path, data: Data = WHOLE, old: int = OLD, **options: Any) -> None:
-        self.folder, self.data, self.reports = folder, data, list[RoundReport]()
-        self.options = {"user_model": options.pop("user_model", None)}
-        saving = {"checkpoint_dir": folder, "checkpoint_every": 2}
-        self.strategy = strategy_for(first(data, old), **saving, **options)
-        self.strategy.start(grid(first(data, old), folder, **self.options), num_rounds=ROUNDS)
-        self.users = dict(saved_users(folder, ROUNDS))
-
-    def go_on(self, rounds: int, *, left: Any = (), alone: int = 0) -> SplitGradientRelay:
-        self.strategy.grow(self.data, left=left, alone=alone)
-        self.strategy.start(
-            grid(self.data, self.folder, left=left, **self.options),
-            num_rounds=ROUNDS + rounds,
-            resume=True,
-            on_round=self.reports.append,
-        )
-        return self.strategy
+def go_on(
+    outcome: Outcome, folder: Path, rounds: int, *, left: Any = (), alone: int = 0, **of_client: Any
+) -> Outcome:
+    strategy = outcome.strategy
+    strategy.grow(WHOLE, left=left, alone=alone)
+    of_client["left"] = left
+    how: dict[str, Any] = {"supernodes": 3, "folder": folder, "of_client": of_client}
+    return run(WHOLE, strategy=strategy, rounds=ROUNDS + rounds, resume=True, **how)
 
 
 def saved_users(folder: Path, server_round: int) -> dict[int, dict[str, Tensor]]:
@@ -72,61 +53,61 @@ def saved_users(folder: Path, server_round: int) -> dict[int, dict[str, Tensor]]
 
 
 def test_alone_newcomers_train_and_all_others_stay_as_they_were(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    before = {name: tensor.clone() for name, tensor in run.strategy.weights().items()}
-    after = run.go_on(4, alone=4).weights()
+    old = begun(tmp_path)
+    before = {name: tensor.clone() for name, tensor in old.weights.items()}
+    users_before = saved_users(tmp_path, ROUNDS)
+    new = go_on(old, tmp_path, 4, alone=4)
+    after = new.weights
     assert torch.equal(after.pop("latent")[:OLD], before.pop("latent"))
     assert all(torch.equal(after[name], before[name]) for name in before)
-    assert {report.answered for report in run.reports} == {len(NEW)}
-    users = saved_users(tmp_path, ROUNDS + 4)
-    for user, tensors in users.items():
+    assert {report.answered for report in new.reports} == {len(NEW)}
+    for user, tensors in saved_users(tmp_path, ROUNDS + 4).items():
         if user < OLD:
-            assert all(torch.equal(t, run.users[user][name]) for name, t in tensors.items())
+            assert all(torch.equal(t, users_before[user][name]) for name, t in tensors.items())
         else:
             assert int(tensors["step"]) == 3, "the first of four rounds has no gradient yet"
-    assert run.reports[-1].cross_entropy < run.reports[0].cross_entropy
+    assert new.reports[-1].cross_entropy < new.reports[0].cross_entropy
 
 
 @pytest.mark.parametrize("averages", [False, True])
 def test_newcomers_begin_from_the_seed_or_the_last_mean_and_others_go_on(
     averages: bool, tmp_path: Path
 ) -> None:
-    run = Run(tmp_path, **({"average_every": 2} if averages else {}))
-    mean = run.strategy.layer.state_dict().get("average")
-    strategy = run.go_on(1, alone=int(averages))
-    start = shared_linear_weight(FEATURES, strategy.layer.settings)
+    old = begun(tmp_path, **({"average_every": 2} if averages else {}))
+    mean = old.strategy.layer.state_dict().get("average")
+    new = go_on(old, tmp_path, 1, alone=int(averages))
+    start = shared_linear_weight(FEATURES, new.strategy.layer.settings)
     start = start if mean is None else torch.where(mean.isnan(), start, mean)
-    torch.testing.assert_close(strategy.server.latent[OLD:], WHOLE.x[OLD:] @ start)
-    assert run.reports[0].answered == (len(NEW) if averages else 24)
+    torch.testing.assert_close(new.weights["latent"][OLD:], WHOLE.x[OLD:] @ start)
+    assert new.reports[0].answered == (len(NEW) if averages else 24)
     steps = {u: int(one["step"]) for u, one in saved_users(tmp_path, ROUNDS + 1).items()}
     assert {steps[user] for user in NEW} == {0}
     assert {steps[user] for user in range(OLD)} == {ROUNDS - averages}
 
 
 def test_a_grown_run_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
-    whole, cut = Run(tmp_path / "whole"), Run(tmp_path / "cut")
-    expected = whole.go_on(6, alone=3).weights()
-    cut.go_on(2, alone=3)
-    again = strategy_for(WHOLE, checkpoint_dir=tmp_path / "cut", checkpoint_every=2)
-    again.grow(WHOLE, alone=3)
-    reports = list[RoundReport]()
-    again.start(
-        grid(WHOLE, tmp_path / "cut"), num_rounds=ROUNDS + 6, resume=True, on_round=reports.append
-    )
-    assert [report.answered for report in reports] == [6, 24, 24, 24]
-    assert all(torch.equal(again.weights()[name], expected[name]) for name in expected)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    expected = go_on(begun(whole), whole, 6, alone=3)
+    go_on(begun(cut), cut, 2, alone=3)
+    fresh = Outcome(strategy_for(WHOLE, checkpoint_dir=cut, checkpoint_every=2))
+    again = go_on(fresh, cut, 6, alone=3)
+    assert [report.answered for report in again.reports] == [6, 24, 24, 24]
+    assert same_weights(again, expected)
 
 
-def test_who_left_is_in_no_file_and_no_edge_any_more(tmp_path: Path) -> None:
-    gone = [1, 2, 7]
-    run = Run(tmp_path, old=24)
-    before = run.strategy.weights()["latent"].clone()
+def test_who_left_is_in_no_file_edge_figure_and_draw_any_more(tmp_path: Path) -> None:
+    gone = [1, 2, *np.flatnonzero(WHOLE.test_mask)[:2].tolist()]
+    old = begun(tmp_path, old=24)
+    before = old.weights["latent"].clone()
+    users_before = saved_users(tmp_path, ROUNDS)
     assert all(before[user].any() for user in gone)
-    left = run.go_on(1, left=gone)
-    assert not left.server.latent[gone].any()
-    edges = getattr(left.server.graph, "edge_index", left.server.graph)
+    new = go_on(old, tmp_path, 1, left=gone)
+    server = new.strategy.server
+    assert not server.latent[gone].any()
+    edges = getattr(server.graph, "edge_index", server.graph)
     assert not torch.isin(edges, torch.tensor(gone)).any()
-    assert run.reports[0].answered == 21
+    assert int(server.masks["test"].sum()) == int(WHOLE.test_mask.sum()) - 2
+    assert new.reports[0].answered == 20
     for server_round in checkpoint.complete_rounds(tmp_path):
         assert not saved_users(tmp_path, server_round).keys() & set(gone)
         state = checkpoint.load_server(tmp_path, server_round)
@@ -135,26 +116,23 @@ def test_who_left_is_in_no_file_and_no_edge_any_more(tmp_path: Path) -> None:
     kept = saved_users(tmp_path, ROUNDS)
     assert kept.keys() == set(range(24)) - set(gone)
     for user, tensors in kept.items():
-        assert all(torch.equal(t, run.users[user][name]) for name, t in tensors.items())
+        assert all(torch.equal(t, users_before[user][name]) for name, t in tensors.items())
 
 
-def test_who_left_takes_no_part_in_figures_and_draws(tmp_path: Path) -> None:
-    gone = np.flatnonzero(WHOLE.test_mask)[:2].tolist()
-    run = Run(tmp_path, old=24, participation=0.5)
-    strategy = run.go_on(3, left=gone)
-    assert [report.asked for report in run.reports] == [11] * 3, "half of 22"
-    assert int(strategy.server.masks["test"].sum()) == int(WHOLE.test_mask.sum()) - 2
+def test_of_those_who_are_left_a_share_is_drawn(tmp_path: Path) -> None:
+    new = go_on(begun(tmp_path, old=24, participation=0.5), tmp_path, 3, left=[3, 9])
+    assert [report.asked for report in new.reports] == [11] * 3, "half of 22"
 
 
 def test_own_user_models_grow(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(FEATURES, 3), nn.Tanh(), nn.Linear(3, 4))
-    run = Run(tmp_path, user_model=model)
-    before = run.strategy.server.latent.clone()
-    strategy = run.go_on(2, alone=2, left=[3])
+    old = begun(tmp_path, of_client={"user_model": model})
+    before = old.weights["latent"].clone()
+    server = go_on(old, tmp_path, 2, alone=2, left=[3], user_model=model).strategy.server
     kept = [user for user in range(OLD) if user != 3]
-    assert torch.equal(strategy.server.latent[kept], before[kept])
-    assert strategy.server.known[NEW].all()
+    assert torch.equal(server.latent[kept], before[kept])
+    assert server.known[NEW].all()
 
 
 @pytest.mark.parametrize(
@@ -177,7 +155,7 @@ def test_a_newcomers_supernode_needs_no_checkpoint(
     alone: int, away: int, answered: list[int], tmp_path: Path
 ) -> None:
     """Whether it is there when the run goes on, or comes later."""
-    run, apart, looks = Run(tmp_path), torch.tensor(NEW), count(1)
+    old, apart, looks = begun(tmp_path), torch.tensor(NEW), count(1)
 
     def client_fn(context: Context) -> NodeClient:
         part = int(context.node_config["partition-id"])
@@ -187,6 +165,6 @@ def test_a_newcomers_supernode_needs_no_checkpoint(
     late = InProcessGrid(make_client_app(client_fn), num_supernodes=4)
     there = late.get_node_ids
     late.get_node_ids = lambda: there()[: -1 if next(looks) <= away else None]  # type: ignore[method-assign]
-    run.strategy.grow(WHOLE, alone=alone)
-    run.strategy.start(late, num_rounds=ROUNDS + 3, resume=True, on_round=run.reports.append)
-    assert [report.answered for report in run.reports] == answered
+    old.strategy.grow(WHOLE, alone=alone)
+    new = run(WHOLE, strategy=old.strategy, grid=late, rounds=ROUNDS + 3, resume=True)
+    assert [report.answered for report in new.reports] == answered

@@ -6,21 +6,20 @@ from typing import Any
 
 import pytest
 import torch
-from relay_helpers import client_app, run, small_graph, strategy_for
+from relay_helpers import run, small_graph, strategy_for
 from torch.nn import functional
 
 from flower_graph import SplitGradientRelay
 from flower_graph.outputs.build import build_module
-from flower_graph.outputs.files import Embeddings, Predictions, read_models, write_outputs
-from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.nfedgnn.server_model import server_models
+from flower_graph.outputs.files import Embeddings, Predictions, Snapshot, read_models
+from flower_graph.strategies.nfedgnn.strategy import server_models
 
 
 @pytest.mark.parametrize("name", ["gcn", "gat", "sage"])
 def test_the_servers_half_is_saved_as_it_was_trained(name: str, tmp_path: Path) -> None:
     data = small_graph(12)
     server = strategy_for(data, name).server.model.eval()
-    write_outputs(tmp_path, None, server_models(server))
+    Snapshot(None, server_models(server)).write(tmp_path)
     (saved,) = read_models(tmp_path)
     latent = torch.randn(12, server.latent_size)
     again = build_module(saved)
@@ -39,18 +38,15 @@ def test_predictions_are_of_who_answered() -> None:
     assert torch.equal(latent, few.server.latent[few.server.known])
 
 
-def keeping(folder: Path, rounds: int, **how: Any) -> SplitGradientRelay:
-    """Run three SuperNodes that keep their best round."""
-    data = small_graph(24)
-    left, resume = how.pop("left", ()), how.pop("resume", False)
+def keeping(folder: Path, rounds: int, *, left: Any = (), **how: Any) -> SplitGradientRelay:
+    """Run three SuperNodes that keep their best round; go on from it if some have left."""
+    data, out = small_graph(24), folder / "out"
     strategy = strategy_for(data, checkpoint_dir=folder, checkpoint_every=2, **how)
-    if resume:
+    if left:
         strategy.grow(data, left=left)
-    app = client_app(data, left=left, checkpoint_dir=folder, out=folder / "out")
-    grid = InProcessGrid(app, num_supernodes=3)
-    how = {"save": "all", "keep": "best", "output_dir": folder / "out"}
-    strategy.start(grid, num_rounds=rounds, resume=resume, **how)  # type: ignore[arg-type]
-    return strategy
+    of: dict[str, Any] = {"of_client": {"left": left, "out": out}, "folder": folder}
+    of |= {"start": {"save": "all", "keep": "best", "output_dir": out}, "resume": bool(left)}
+    return run(data, rounds=rounds, supernodes=3, strategy=strategy, **of).strategy
 
 
 @pytest.mark.parametrize(
@@ -99,7 +95,7 @@ def test_the_server_writes_figures_of_users(tmp_path: Path) -> None:
 
 def test_who_left_is_in_no_output(tmp_path: Path) -> None:
     keeping(tmp_path, 4)
-    keeping(tmp_path, 6, left=[2, 7], resume=True)
+    keeping(tmp_path, 6, left=[2, 7])
     out = tmp_path / "out"
     folders = [out, *out.glob("snapshots/*"), *out.glob("clients/*"), *out.glob("clients/*/*/*")]
     there = set[int]()

@@ -1,47 +1,36 @@
 """The server of nFedGNN: what it computes. ``tests/plain`` has its training."""
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from relay_helpers import CLASSES, small_graph
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flower_graph.data.graph import to_undirected
+from flower_graph.config.module import LinksSection
+from flower_graph.data.graph import Graph, to_undirected
 from flower_graph.engine.machine import resolve_device
-from flower_graph.errors import DataError, DivergedError
+from flower_graph.errors import ConfigError, DataError, DivergedError
+from flower_graph.method.load import load_config
 from flower_graph.models import SplitModel, build_server_model
 from flower_graph.ops import graph as ops_graph
-from flower_graph.strategies.nfedgnn.config import SCHEDULES, StrategyConfig
-from flower_graph.strategies.nfedgnn.server_model import RelayServer, scheduled
-from flower_graph.strategies.nfedgnn.users import UserSettings
+from flower_graph.ops.links import both_directions, dot_products, undirected
+from flower_graph.strategies.nfedgnn.config import SCHEDULES
+from flower_graph.strategies.nfedgnn.strategy import (
+    LinkRelayServer,
+    RelayServer,
+    config_of,
+    scheduled,
+)
 
-N, C, CPU, RATE = 14, 3, torch.device("cpu"), 0.05
-
-
-def graph() -> SimpleNamespace:
-    """Make a ring of 12 with chords; node 12 is alone and labelled, node 13 alone and not."""
-    ring = torch.arange(12)
-    pairs = torch.cat([torch.stack([ring, (ring + 1) % 12]), torch.tensor([[0, 2], [5, 9]])], 1)
-    train = torch.tensor([0, 3, 4, 7, 8, 12])
-    mask = torch.zeros(N, dtype=torch.bool).index_fill(0, train, True)
-    val = torch.zeros(N, dtype=torch.bool).index_fill(0, torch.tensor([1, 2, 13]), True)
-    return SimpleNamespace(
-        edge_index=torch.cat([pairs, pairs.flip(0)], dim=1),
-        y=torch.arange(N) % C,
-        train_mask=mask,
-        val_mask=val,
-        test_mask=~mask & ~val,
-    )
+N, C, CPU, RATE = 12, CLASSES, torch.device("cpu"), 0.05
 
 
 def relay(model: nn.Module, data: Any = None, **more: Any) -> RelayServer:
-    section = StrategyConfig(reg_weight=3.0, weight_decay=0.01, **more)
-    size = getattr(model, "latent_size", C)
-    settings = UserSettings(size, False, 0.01, 7)
-    return RelayServer(data or graph(), model, section, settings, CPU)
+    config = config_of(reg_weight=3.0, weight_decay=0.01, seed=7, **more)
+    return RelayServer(data or small_graph(), model, config, getattr(model, "latent_size", C))
 
 
 def step(server: RelayServer, number: int, rate: float) -> Any:
@@ -66,20 +55,20 @@ class Echo(nn.Module):
 
 
 def test_accuracy_by_hand():
-    data = graph()
+    data = small_graph()
     data.val_mask = torch.zeros(N, dtype=torch.bool)
     del data.test_mask
     server = relay(Echo(), data)
     logits = functional.one_hot(data.y, C).float()
-    logits[[1, 3, 4]] = logits[[1, 3, 4]].roll(1, dims=1)  # wrong: two of them to train
+    logits[[1, 3, 4]] = logits[[1, 3, 4]].roll(1, dims=1)  # wrong: one of them to train
     server.receive(torch.arange(N), logits)
     accuracy = server.accuracy()
-    assert accuracy["train"] == pytest.approx(4 / 6)
+    assert accuracy["train"] == pytest.approx(5 / 6)
     assert math.isnan(accuracy["val"]) and math.isnan(accuracy["test"])
 
 
 def test_a_graph_without_a_training_node_is_refused():
-    data = graph()
+    data = small_graph()
     data.train_mask = torch.zeros(N, dtype=torch.bool)
     with pytest.raises(DataError, match="train_mask"):
         relay(Echo(), data)
@@ -91,7 +80,7 @@ def test_the_only_round_has_the_whole_step_size() -> None:
 
 def test_the_average_of_the_servers_weights_by_hand():
     server, course = relay(Echo(), server_average=0.6), list[float]()
-    server.receive(torch.arange(N), functional.one_hot(graph().y, C).float())
+    server.receive(torch.arange(N), functional.one_hot(small_graph().y, C).float())
     average = 0.0
     for number in range(1, 6):
         step(server, number, RATE)
@@ -115,7 +104,7 @@ def test_a_loss_of_few_nodes_has_the_gradients_of_the_whole(
 ):
     rng = torch.Generator().manual_seed(3)
     pairs = torch.randint(400, (2, 500), generator=rng)
-    data, latent = graph(), torch.randn(400, 4, generator=rng)
+    data, latent = small_graph(), torch.randn(400, 4, generator=rng)
     data.edge_index = to_undirected(pairs, 400)
     data.y = torch.arange(400) % C
     data.train_mask = torch.arange(400) < 3
@@ -140,8 +129,8 @@ def test_a_loss_of_few_nodes_has_the_gradients_of_the_whole(
 
 def test_nobody_with_a_label_has_answered():
     server = relay(gcn())
-    assert not server.masks["train"][[1, 2]].any()
-    server.receive(torch.tensor([1, 2]), torch.tensor([[1.0, 0, 0, 0], [0, 2.0, 0, 0]]))
+    assert not server.masks["train"][[3, 4]].any()
+    server.receive(torch.tensor([3, 4]), torch.tensor([[1.0, 0, 0, 0], [0, 2.0, 0, 0]]))
     losses, gradient = step(server, 1, RATE)
     assert losses["cross_entropy"] == 0
     assert losses["loss"] == pytest.approx(server.reg_weight * losses["regulariser"])
@@ -168,3 +157,67 @@ def test_resolve_device(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert resolve_device("auto").type == "cuda"
     assert resolve_device("cuda:1").index == 1
+
+
+# The server knows some edges and predicts others -------------------------------------------------
+
+M = 70  # users
+
+
+class Heard(nn.Module):
+    """Gives latent vectors as they are, and notes over which edges it was to pass messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.seen = nn.Parameter(torch.ones(1)), list[set[int]]()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.seen.append(set(undirected(edge_index, M).tolist()))
+        return self.scale * x
+
+
+def link_relay(model: nn.Module) -> LinkRelayServer:
+    rng = torch.Generator().manual_seed(0)
+    pairs = torch.randint(M, (2, 5 * M), generator=rng)
+    edges = both_directions(pairs[:, pairs[0] != pairs[1]]).unique(dim=1)
+    train = torch.ones(M) > 0
+    data = Graph(torch.zeros(M, 1), edges, torch.zeros(M).long(), 2, train, ~train, ~train)
+    config = config_of(reg_weight=0.0, weight_decay=0.0)
+    config.links = LinksSection(0.1, 0.2, 3)
+    one = LinkRelayServer(data, model, config, 4)
+    one.receive(torch.arange(M), torch.randn(M, 4, generator=rng))
+    return one
+
+
+def test_the_server_passes_over_no_edge_that_it_is_judged_by() -> None:
+    model = Heard()
+    server = link_relay(model)
+    split = server.split
+    code = split.pairs[0] * M + split.pairs[1]
+    train, val, test = (
+        set(code[split.is_edge & (split.role == role)].tolist()) for role in range(3)
+    )
+    server.gradients(1, server.latent, server.known)
+    accuracy = server.accuracy()
+    learnt, early, late = model.seen
+    assert learnt == early == train and late == train | val and not late & test
+    score = dot_products(server.rows(split.later), split.pairs)
+    chosen = split.role == 2
+    assert accuracy["test"] == pytest.approx(
+        float(((score > 0) == split.is_edge)[chosen].double().mean())
+    )
+
+
+def test_users_who_were_not_heard_teach_nothing() -> None:
+    server = link_relay(Heard())
+    heard = torch.arange(M) < 40
+    _, gradient = server.gradients(1, server.latent, heard)
+    assert not gradient[~heard].any() and bool(gradient[heard].any())
+    losses, nothing = server.gradients(1, server.latent, heard & False)
+    assert losses["cross_entropy"] == 0 and not nothing.any()
+
+
+def test_users_who_come_and_go_keep_their_classes() -> None:
+    with pytest.raises(ConfigError, match=r"^task") as caught:
+        load_config("nfedgnn/cora", ["task=links", "data.remove=[3]"])
+    assert "links" in str(caught.value)

@@ -1,21 +1,25 @@
 """The users of one SuperNode: what they begin with, and what one message changes."""
 
+import errno
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from torch import Tensor
+from relay_helpers import Outcome, run, same_weights, small_graph
+from torch import Tensor, nn
 
 from flower_graph.client.state import forget_run
-from flower_graph.errors import StateLostError
+from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.ops.active_rows import pack
+from flower_graph.storage import checkpoint, row_file
 from flower_graph.storage.files import IN_PROCESS
-from flower_graph.strategies.nfedgnn.client import NodeClient
-from flower_graph.strategies.nfedgnn.messages import EnrolmentRequest, RelayRequest
+from flower_graph.strategies.nfedgnn.client import EnrolmentRequest, NodeClient, RelayRequest
 from flower_graph.strategies.nfedgnn.users import (
     LinearCohort,
     UserSettings,
@@ -43,8 +47,9 @@ def test_all_users_start_from_one_seeded_matrix():
     assert shared.abs().max() <= (6 / (F + H)) ** 0.5  # Glorot
     assert torch.equal(shared[:F], shared_linear_weight(F, SETTINGS))
     assert not torch.equal(shared[:F], shared_linear_weight(F, SETTINGS._replace(seed=6)))
-    found = LinearCohort(pack(features()), SETTINGS).forward(None)
-    torch.testing.assert_close(found, features() @ shared[:F])
+    cohort = LinearCohort(pack(features()), SETTINGS)
+    cohort.hold(cohort.start())
+    torch.testing.assert_close(cohort.forward(None), features() @ shared[:F])
 
 
 HERE = UserSettings(2, True, 0.01, 5, "holders")
@@ -86,6 +91,7 @@ def send(
 def expected(*steps: tuple[list[int], np.ndarray]) -> np.ndarray:
     """Compute the latent vectors after some steps of some places, by the cohort alone."""
     cohort = LinearCohort(pack(X, bias=True), HERE)
+    cohort.hold(cohort.start())
     for place, gradient in steps:
         cohort.step(torch.tensor(place), torch.from_numpy(gradient), RATE)
     return cohort.forward(None).numpy()
@@ -99,17 +105,10 @@ def test_latents_come_in_the_order_of_the_message(context: Context):
 
 
 def test_a_gradient_that_comes_twice_is_applied_once(context: Context):
-    send(client_of(context))
-    for _ in range(2):
-        (latent,) = send(client_of(context), EVERYBODY, GRADIENT, [1] * 4)
-        assert np.array_equal(latent, expected(([0, 1, 2, 3], GRADIENT)))
-
-
-def test_gradients_of_different_rounds_in_one_message(context: Context):
     client = client_of(context)
     send(client)
     send(client, [9, 7], GRADIENT[:2], [1, 1])
-    (latent,) = send(client, EVERYBODY, GRADIENT, [1, 0, 2, 1])  # new for users 9 and 4 alone
+    (latent,) = send(client, EVERYBODY, GRADIENT, [1, 0, 2, 1])  # new to users 9 and 4 alone
     assert np.array_equal(latent, expected(([2, 0], GRADIENT[:2]), ([2, 3], GRADIENT[[2, 3]])))
 
 
@@ -161,3 +160,93 @@ def test_state_that_the_server_counts_on_must_be_there(
 def test_rows_and_users_must_match(context: Context, rows: int, users: int):
     with pytest.raises(ValueError, match=f"{rows}.*{users}"):
         client_of(context, X[:rows], USERS[:users])
+
+
+# Users' rows in files: the same bits as in memory, and a resumed run. Contracts have the rest. ---
+
+MANY, NINE = small_graph(24), 9
+SOME: dict[str, Any] = {"participation": 0.5, "learning_rate": 0.3}
+
+
+def stored(folder: Path, *, every: int = 0, **how: Any) -> Outcome:
+    """Run with rows in files, on two SuperNodes."""
+    saved = {"folder": folder / "saved", "checkpoint_every": every} if every else {}
+    of_client = {"rows_dir": folder / "rows"}
+    return run(MANY, rounds=NINE, of_client=of_client, **(SOME | saved | how))
+
+
+@pytest.mark.parametrize("options", [{}, {"user_bias": True}, {"participation": 1.0}])
+def test_rows_in_a_file_give_the_same_bits(tmp_path: Path, options: dict[str, Any]) -> None:
+    # With half of the users a round, some wait several rounds for their gradient.
+    in_memory = run(MANY, rounds=NINE, **(SOME | options))
+    in_file = stored(tmp_path, **options)
+    assert in_file.figures == in_memory.figures
+    assert same_weights(in_file, in_memory)
+    assert not (tmp_path / "rows").exists()  # the run is over, and nothing goes on from it
+
+
+def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    whole = run(MANY, rounds=NINE, **SOME)
+    # Rows have changed since the checkpoint of round 6, some of them twice: they must go back.
+    stored(tmp_path, every=3, stop_at=8)
+    resumed = stored(tmp_path, every=3, resume=True)
+    assert [report.round for report in resumed.reports] == [7, 8, 9]
+    assert resumed.figures == whole.figures[6:]
+    assert same_weights(resumed, whole)
+
+
+def test_a_run_does_not_go_on_without_its_rows(tmp_path: Path) -> None:
+    stored(tmp_path, every=3, stop_at=8)
+    for path in (tmp_path / "saved").glob("round-*/*.rows"):
+        path.unlink()
+    with pytest.raises(CheckpointError):
+        stored(tmp_path, every=3, resume=True)
+
+
+def test_a_file_and_its_copy_have_no_room_for_zeros(tmp_path: Path) -> None:
+    """A user that was never asked takes no room."""
+    path, count = tmp_path / "numbers", 1 << 20
+    row_file.create(path, count)
+    row_file.mapped(path, count)[count // 2] = 3
+    row_file.copy(path, tmp_path / "copy")
+    for file in tmp_path.iterdir():
+        assert file.stat().st_size == 4 * count and file.stat().st_blocks * 512 <= row_file.PIECE
+        again = row_file.mapped(file, count)
+        assert again[count // 2] == again.sum() == 3
+    with pytest.raises(StateLostError):
+        row_file.mapped(path, count + 1)
+    row_file.create(path, 0)
+    assert not row_file.mapped(path, 0).numel()
+
+
+def test_copies_that_cannot_be_made_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(row_file, "copy", full)
+    outcome = stored(tmp_path, every=3, stop_at=8)
+    assert not checkpoint.complete_rounds(tmp_path / "saved") and len(outcome.reports) == 8
+
+
+@pytest.mark.parametrize("more", [{"user_model": nn.Linear(8, 4)}, {"state-key": "x"}])
+def test_rows_in_a_file_are_plain_linear_maps(tmp_path: Path, more: dict[str, Any]) -> None:
+    sealed = {"state-key": more.pop("state-key")} if "state-key" in more else {}
+    context = Context(1, 2, {"state-dir": str(tmp_path), **sealed}, RecordDict(), {})
+    with pytest.raises(ValueError):
+        NodeClient(context, MANY.x, MANY.y, rows_dir=tmp_path, **more)
+
+
+def test_a_full_disk_is_an_error_before_the_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "numbers"
+    row_file.create(path, 1 << 20)
+    row_file.check_room(path, 1 << 20)
+    full = SimpleNamespace(f_bavail=1, f_frsize=4096)
+    monkeypatch.setattr(row_file.os, "statvfs", lambda path: full)
+    row_file.check_room(path, 1 << 10)
+    with pytest.raises(OSError, match="numbers") as caught:
+        row_file.check_room(path, 1 << 20)
+    assert caught.value.errno == errno.ENOSPC

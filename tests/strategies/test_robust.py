@@ -18,8 +18,7 @@ from flower_graph.config.common import ROBUST, RobustSection
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config
 from flower_graph.records.rounds import RoundReport
-from flower_graph.server.averaging import ReportedFedAvg
-from flower_graph.server.robust import make_robust, too_few
+from flower_graph.server.averaging import ReportedFedAvg, make_robust, too_few
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.config import FedGLSConfig
 from flower_graph.strategies.fedgls.method import METHOD

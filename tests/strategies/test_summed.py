@@ -10,7 +10,7 @@ import pytest
 import torch
 from federation import Faults, Federation, at, good
 from flwr.app import Array, Context
-from relay_helpers import FEATURES, assigned, small_graph, strategy_for
+from relay_helpers import FEATURES, Outcome, assigned, small_graph, strategy_for
 from safetensors.torch import load
 from torch import Tensor
 from torch_geometric.data import Data
@@ -20,13 +20,13 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.errors import RefusedError
-from flower_graph.method.trust import MALICIOUS_SERVER
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.common_key import CommonKey, ShareKeyRequest
+from flower_graph.secure.node_config import MALICIOUS_SERVER
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.storage.files import IN_PROCESS
-from flower_graph.strategies.nfedgnn.messages import (
+from flower_graph.strategies.nfedgnn.client import (
     Advance,
     EnrolmentRequest,
     GradientRequest,
@@ -48,7 +48,7 @@ NO_PARTNERS = (
 )  # of a request for a masked sum of two clients at one SuperNode
 
 
-class Summed:
+class Summed(Outcome):
     """A run in this process, and the layer that its clients have after each round."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Summed:
         factor: float = 1.0,  # of what the first SuperNode adds up
         **how: Any,
     ) -> None:
-        self.factor, self.data, self.reports = factor, data, list[RoundReport]()
+        self.factor, self.data = factor, data
         self.is_masked, self.distrusts = is_masked, distrusts
         self.layers = list[dict[str, Tensor]]()
         self.of_client = {"user_model": how.pop("user_model", None)}
@@ -78,7 +78,7 @@ class Summed:
             how |= {"registry": registry, "trust": MALICIOUS_SERVER}
         how = {"dropout": 0.0, "reg_weight": None, **how}
         how |= {"aggregation": "masked"} if is_masked else {}
-        self.strategy = strategy_for(data, model, share="summed", **how)
+        super().__init__(strategy_for(data, model, share="summed", **how))
         self.first = {n: t.clone() for n, t in self.strategy.server.model.state_dict().items()}
         self.seed = self.strategy.layer.settings.seed
         try:
@@ -107,14 +107,6 @@ class Summed:
                 self.seed = CommonKey(context).seed()
                 copy = CommonKey(context).open(copy)
             self.layers.append(load(copy))
-
-    @property
-    def losses(self) -> list[float]:
-        return [report.loss for report in self.reports]
-
-    @property
-    def server(self) -> dict[str, Tensor]:
-        return self.strategy.server.model.state_dict()
 
 
 def rich_graph() -> Data:

@@ -12,7 +12,6 @@ process that sends a message imports neither PyTorch nor the engine.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -46,7 +45,7 @@ from flower_graph.flower_compat import (
     recorddict_to_proto,
 )
 from flower_graph.storage.files import default_folder, own_folder
-from flower_graph.storage.writing import is_alive, is_there, path_of, remove, remove_empty
+from flower_graph.storage.writing import is_alive, locked, path_of, remove, remove_empty
 from flower_graph.wire.client_errors import ClientError, boundary
 from flower_graph.wire.keys import CONFIG
 
@@ -166,21 +165,6 @@ def _connected(where: str) -> socket.socket | None:
         connection.close()
         raise WorkerLostError(f"{where}: its socket belongs to another user's process")
     return connection
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[int | None]:
-    """Lock a folder and yield its handle; None if the folder is gone."""
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        yield None
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield handle if is_there(folder, handle) else None
-    finally:
-        os.close(handle)
 
 
 def is_own(connection: socket.socket) -> bool:

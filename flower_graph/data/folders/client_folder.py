@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import compress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -51,19 +50,19 @@ from flower_graph.data.graph import (
     Graph,
     OverlappingGraph,
     joined_edges,
+    node_numbers,
     to_undirected,
 )
 from flower_graph.data.partition.client_graphs import (
-    check_client_graph,
     check_training,
     fewer_trained,
     graphless_clients,
+    made_ready,
     noisy_labels,
     split_nodes,
-    without_edges,
+    split_per_client,
 )
-from flower_graph.data.partition.ego_networks import split_per_client
-from flower_graph.data.sources.datasets import saved_at
+from flower_graph.data.sources.datasets import read_file, saved_at
 from flower_graph.data.sources.names import (
     EDGES,
     GRAPH_FILES,
@@ -76,7 +75,6 @@ from flower_graph.data.sources.names import (
     shown_in,
     table_in,
 )
-from flower_graph.data.sources.pyg import read_file
 from flower_graph.data.sources.tables import CLIENT, names_clients
 from flower_graph.data.splits import ROLE_WORDS, check_roles, stratified_split
 from flower_graph.errors import DataError
@@ -161,8 +159,7 @@ def load_folder(
     for graph, file in zip(clients, files, strict=True):
         with saying(file.where):
             own = graph if file.has_masks else split_nodes(graph, ratios, seed)
-            own = without_edges(own) if own.client in drawn else own
-            check_client_graph(own, clients.treatment)
+            own = made_ready(own, drawn, clients.treatment)
             graphs.append(fewer_trained(own, train_share, seed))
     check_training(graphs)
     return clients.replaced(graphs)
@@ -180,30 +177,30 @@ def read_clients(path: Path | str, how: ReadOptions) -> tuple[Clients[ClientGrap
         with saying(where):
             files.append(describe_graph(SimpleNamespace(**content), how, where))
     named = [file.columns for file in files if file.columns is not None]
-    common, declared = common_columns(named) if named else None, int(how.targets)
+    common, declared = common_columns(named) if named else None, [int(how.targets)]
     for file in files:
         with saying(file.where):
             matrices.append(by_columns(file.where, file.x, file.columns, common))
             if (count := matrices[-1].size(1)) != (width := matrices[0].size(1)):
                 raise DataError(f"x has {count} features, {files[0].where} has {width}")
-            count = declared_classes(file.values.get("num_classes")) or 0
-            declared = declared if how.targets else max(declared, count)
+            if not how.targets:
+                declared.append(declared_classes(file.values.get("num_classes")) or 0)
     kinds = {isinstance(file.y, Tensor): file.where for file in files}
     if len(kinds) > 1:
         note = f"labels are numbers at {kinds[True]}, but words at {kinds[False]}: all are words"
         tell(f"folder {path}", [note], logging.WARNING)
     with saying(f"folder {path}"):
-        labels = number_classes([file.y for file in files], declared or None)
+        labels = number_classes([file.y for file in files], max(declared) or None)
         prepared, notes, treatment = prepare_features(matrices, how.features, how.missing, common)
     for file, x, y in zip(files, prepared, labels.y, strict=True):
         with saying(file.where):
             graphs.append(file.as_client(len(graphs), x, y))
     # One line of each, however many clients there are
     cautions = {note: None for file in files for note in file.notes if isinstance(note, Caution)}
-    tell(f"data {path}", [*labels.notes, *notes, *cautions])
+    changes = [*labels.notes, *notes]
+    tell(f"data {path}", [*changes, *cautions])
     for file in files:
         tell(file.where, [note for note in file.notes if note not in cautions])
-    changes = [*labels.notes, *notes]
     return Clients(graphs, labels.num_classes, labels.classes, changes, treatment), files
 
 
@@ -242,7 +239,7 @@ def client_graph_from_data(
     with saying(f"client {client}"):
         found, graph = _alone(client, data, how)
         graph = graph if found.has_masks else split_nodes(graph, ratios, seed)
-        check_client_graph(graph)
+        graph = made_ready(graph, set())
     tell(f"client {client}", found.notes)
     return graph
 
@@ -264,10 +261,7 @@ def ego_from_data(client: int, data: object, identities: Identities) -> EgoNetwo
 def _alone(client: int, data: object, how: ReadOptions = PLAIN) -> tuple[NewGraph, ClientGraph]:
     """Describe a client without others': words are no labels, -1 is none; features untreated."""
     found = describe_graph(data, how)
-    if not isinstance(found.y, Tensor):
-        word = next(one for one in found.y if one is not None)
-        raise DataError(f"y has {word!r}: must be numbers of classes, the same at all clients")
-    return found, found.as_client(client, found.x.float(), found.y.clamp(min=-1))
+    return found, found.as_client(client, found.x.float(), found.numbers)
 
 
 def _ego(graph: ClientGraph, named: Named) -> EgoNetwork:
@@ -285,10 +279,10 @@ Named = tuple[Tensor, tuple[str, ...] | None]  # numbers of nodes, and their nam
 # Any: what a user's file holds; ``named_by`` checks it
 def identities_in(values: Mapping[str, Any], count: int) -> Named:
     """Return the identities of one graph's nodes, from the first key that it has."""
-    key = next((key for key in IDENTITIES if values.get(key) is not None), None)
-    if key is None:
-        raise DataError("has no identities of nodes: give it identity, n words, or n_id, int64")
-    return named_by(values[key], count, key)
+    for key in IDENTITIES:
+        if values.get(key) is not None:
+            return named_by(values[key], count, key)
+    raise DataError("has no identities of nodes: give it identity, n words, or n_id, int64")
 
 
 def named_by(identities: Identities, count: int, key: str = "identities") -> Named:
@@ -334,15 +328,14 @@ def load_ego_folder(
     """
     ratios, seed = partition.ratios, seed if partition.seed is None else partition.seed
     clients, files = read_clients(path, how)
-    numbers: dict[int | str, int] = {}
     egos = [_ego(graph, who) for graph, who in zip(clients, _identities_of(files), strict=True)]
-    ids = [[numbers.setdefault(one, len(numbers)) for one in ego.identities] for ego in egos]
+    ids = node_numbers(egos)
     if partition.split == GLOBAL:
-        egos = _with_roles(files, egos, [*map(torch.tensor, ids)], ratios, seed)
+        egos = _with_roles(files, egos, ids, ratios, seed)
     else:
         drawn = zip(files, egos, split_per_client(egos, ratios, seed), strict=True)
         egos = [ego if file.has_masks else new for file, ego, new in drawn]
-    if len(egos) > 1 and len(numbers) == sum(map(len, ids)):
+    if len(egos) > 1 and int(ids.max()) + 1 == len(ids):
         note = "no two clients hold the same node (identity): nothing is shared, each trains alone"
         tell(f"data {path}", [note], logging.WARNING)
     return clients.replaced(egos)
@@ -379,10 +372,10 @@ def load_overlapping_folder(
     if not _at_two(nodes).numel():
         raise DataError(f"{where}: no identity is at two of {len(graphs)} clients")
     # A node that one client holds back is not public at another that says nothing about it.
-    common = _at_two([graph.nodes[graph.public] for graph in graphs])
+    common = _at_two(graph.nodes[graph.public] for graph in graphs)
     every = torch.cat([graph.y for graph in graphs])
     classes = every[every >= 0].unique()
-    graphs = _with_roles(files, graphs, nodes, ratios, seed)
+    graphs = _with_roles(files, graphs, torch.cat(nodes), ratios, seed)
     for client, (file, graph) in enumerate(zip(files, graphs, strict=True)):
         shared = torch.isin(graph.nodes, common)
         public = shared if file.values.get("public") is None else graph.public
@@ -392,31 +385,28 @@ def load_overlapping_folder(
             # Of masks that are given, validation and test may be empty
             if not file.has_masks or (ratios[0] > 0 and not graph.train_mask.any()):
                 check_roles(client, graph.masks.values(), ratios)
-        rng = generator(seed, "label-noise", client)
-        noise = partition.label_noise
-        noisy = noisy_labels(graph.y, graph.train_mask, classes, noise, generator=rng)
+        noisy = noisy_labels(graph, classes, partition.label_noise, seed)
         graphs[client] = replace(graph, public=public, train_y=noisy)
     return clients.replaced(graphs)
 
 
-def _at_two(ids: Sequence[Tensor]) -> Tensor:
+def _at_two(ids: Iterable[Tensor]) -> Tensor:
     """Return the ids that at least two clients have."""
     every, counts = torch.cat([*ids]).unique(return_counts=True)
-    result: Tensor = every[counts >= 2]
-    return result
+    return torch.as_tensor(every[counts >= 2])
 
 
 def _with_roles(
     files: Sequence[NewGraph],
     graphs: Sequence[G],
-    ids: Sequence[Tensor],
+    ids: Tensor,
     ratios: Sequence[float],
     seed: int,
 ) -> list[G]:
     """Draw a role for each node of clients without masks, the same at all clients that hold it."""
-    every = torch.cat([*ids]).unique()
+    every, place = ids.unique(return_inverse=True)
     role, y = torch.full(every.shape, -1), torch.full(every.shape, -1)  # -1: none yet
-    held = [*zip(files, graphs, [torch.searchsorted(every, own) for own in ids], strict=True)]
+    held = [*zip(files, graphs, place.split([len(graph.y) for graph in graphs]), strict=True)]
     for file, graph, rows in held:
         for number, mask in enumerate(graph.masks.values()):  # empty where the file has none
             before = role[rows[mask]]
@@ -427,19 +417,17 @@ def _with_roles(
                 both = f"{ROLE_WORDS[number]}, and {ROLE_WORDS[other]} at an earlier client"
                 raise DataError(f"{file.where}: node {node!r} has two roles: {both}")
             role[rows[mask]] = number
-    drawn = [not file.has_masks for file in files]
-    for _, graph, rows in compress(held, drawn):
-        # Drawn by the label that the first client gives the node.
-        is_new = (y[rows] < 0) & (role[rows] < 0)
-        y[rows] = torch.where(is_new, graph.y, y[rows])
+    for file, graph, rows in held:
+        if not file.has_masks:  # drawn by the label that the first client gives the node
+            is_new = (y[rows] < 0) & (role[rows] < 0)
+            y[rows] = torch.where(is_new, graph.y, y[rows])
     for number, mask in enumerate(stratified_split(y, ratios, generator=generator(seed, "roles"))):
         role[mask] = number
-    return [
-        graph.with_masks((role[rows] == number) & (graph.y >= 0) for number in range(3))
-        if is_drawn
-        else graph
-        for is_drawn, (_, graph, rows) in zip(drawn, held, strict=True)
-    ]
+    roles = (
+        [(role[rows] == part) & (graph.y >= 0) for part in range(3)] for _, graph, rows in held
+    )
+    drawn = zip(files, graphs, roles, strict=True)
+    return [graph if file.has_masks else graph.with_masks(masks) for file, graph, masks in drawn]
 
 
 # Files of clients ---------------------------------------------------------------------------------
@@ -517,10 +505,10 @@ def _parts(path: Path, values: dict[str, Any]) -> Iterator[tuple[str, dict[str, 
             check_edges(edges, len(who))
 
     def order(client: object) -> tuple[bool, int, str]:
-        is_number = str(client).isdecimal()
-        return not is_number, int(str(client)) if is_number else 0, str(client)
+        word = str(client)
+        return not word.isdecimal(), int(word) if word.isdecimal() else 0, word
 
-    clients = sorted({one for one in who if one is not None}, key=order)
+    clients = sorted({*who} - {None}, key=order)
     number = {one: index for index, one in enumerate(clients)}
     owner = torch.tensor([number.get(one, -1) for one in who])
     if edges is not None:

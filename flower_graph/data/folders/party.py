@@ -12,10 +12,10 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from flwr.app import Context
@@ -29,7 +29,7 @@ from flower_graph.data.graph import PARTS, ClientGraph, Graph, take_rows
 from flower_graph.data.sources.generators import SIGNAL
 from flower_graph.data.sources.names import GRAPH_FILES, has_ending
 from flower_graph.errors import ConfigError, DataError, told
-from flower_graph.ops.graph import csr_tensor, entries_of, pointers
+from flower_graph.ops.graph import csr_tensor, entries, pointers
 from flower_graph.records.participation import numbers, ranges
 from flower_graph.storage.files import DATA_FOLDER, PARTITION, PARTITIONS
 from flower_graph.storage.formats import load_tensors
@@ -43,6 +43,9 @@ from flower_graph.storage.reading import (
     reading,
 )
 from flower_graph.storage.writing import make_folder, replaced, saying
+
+if TYPE_CHECKING:
+    from flower_graph.data.folders.client_folder import Clients
 
 FORMAT = 1  # of the folders; a folder of another format is refused
 MANIFEST, TENSORS = "manifest.json", "data.safetensors"
@@ -101,16 +104,9 @@ class RunFolder:
 class RunData:
     """The data of a run's parties."""
 
-    num_clients: int  # Of the whole run
-    features: int
-    classes: int
-    # Returns the tensors of the clients in a range of numbers
-    part: Callable[[range], Tensors]
-    server: Tensors = field(default_factory=dict)  # The tensors of the server
-    # Further entries that the method's app needs
-    server_details: dict[str, object] = field(default_factory=dict)
-    client_details: dict[str, object] = field(default_factory=dict)
-    class_names: Sequence[str] | None = None  # By number; None: the numbers themselves
+    server: RunFolder  # without the settings; its counts and class names are the clients' too
+    part: Callable[[range], Tensors]  # returns the tensors of the clients in a range of numbers
+    client_details: Tree = field(default_factory=dict)
 
 
 def node_data(graph: Graph) -> RunData:
@@ -121,22 +117,31 @@ def node_data(graph: Graph) -> RunData:
         rows = torch.arange(users.start, users.stop)
         return {USERS: rows, **matrix_tensors("x", take_rows(graph.x, rows))}
 
-    n, f = (int(size) for size in graph.x.shape)
-    return RunData(n, f, graph.num_classes, part, held, class_names=graph.classes)
+    (n, f), names = graph.x.shape, _names(graph.classes)
+    server = RunFolder(SERVER, {}, [], n, f, graph.num_classes, names, held)
+    return RunData(server, part, names)
 
 
-# Any: further fields of ``RunData``
-def graph_data(graphs: Sequence[ClientGraph], classes: int, **details: Any) -> RunData:
-    """Assign each client its graph; the server gets only counts."""
+def graph_data(
+    graphs: Clients[Any], server: Tree | None = None, clients: Tree | None = None
+) -> RunData:
+    """Assign each client its graph; the server gets only counts, and both get further details."""
 
-    def part(clients: range) -> Tensors:
+    def part(numbers: range) -> Tensors:
         return {
             f"{client}.{name}": tensor
-            for client in clients
+            for client in numbers
             for name, tensor in graph_tensors(graphs[client]).items()
         }
 
-    return RunData(len(graphs), int(graphs[0].x.shape[1]), classes, part, **details)
+    counts = len(graphs), int(graphs[0].x.shape[1]), graphs.num_classes
+    names = _names(graphs.classes)
+    common = RunFolder(SERVER, {}, [], *counts, {**(server or {}), **names})
+    return RunData(common, part, {**(clients or {}), **names})
+
+
+def _names(classes: Sequence[str] | None) -> Tree:
+    return {} if classes is None else {CLASS_NAMES: [*classes]}
 
 
 def assigned(part: int, parts: int, count: int) -> range:
@@ -155,21 +160,18 @@ def check_supernodes(supernodes: int, clients: int) -> None:
 
 def write_run(out: Path, settings: dict[str, object], data: RunData, supernodes: int) -> None:
     """Write the folders ``server``, and ``client-0000`` or ``clients-0000-0676`` by SuperNode."""
-    check_supernodes(supernodes, data.num_clients)
-    counts, members = (data.num_clients, data.features, data.classes), list[Member]()
-    names = {} if data.class_names is None else {CLASS_NAMES: list(data.class_names)}
-    server = RunFolder(SERVER, settings, [], *counts, data.server_details | names, data.server)
-    write_folder(out / "server", server)
-    details = data.client_details | names
-    width = max(4, len(str(data.num_clients - 1)))
+    server, members = replace(data.server, settings=settings), list[Member]()
+    check_supernodes(supernodes, server.num_clients)
+    write_folder(out / SERVER, server)
+    width = max(4, len(str(server.num_clients - 1)))
     for number in range(supernodes):
-        clients = assigned(number, supernodes, data.num_clients)
+        clients = assigned(number, supernodes, server.num_clients)
         ends = "-".join(f"{client:0{width}}" for client in sorted({clients[0], clients[-1]}))
         folder = f"client{'s' * (len(clients) > 1)}-{ends}"
-        own = RunFolder(CLIENTS, settings, [*clients], *counts, details, data.part(clients))
-        write_folder(out / folder, own)
+        own = replace(server, role=CLIENTS, clients=[*clients], details=data.client_details)
+        write_folder(out / folder, replace(own, tensors=data.part(clients)))
         members.append(Member(folder, frozenset(clients)))
-    write_members(out / "server" / MEMBERS, members)
+    write_members(out / SERVER / MEMBERS, members)
 
 
 def write_folder(path: Path, folder: RunFolder) -> None:
@@ -339,7 +341,7 @@ def matrix_tensors(name: str, x: Tensor) -> Tensors:
         return {name: x}
     form = torch.tensor([*x.shape, int(is_dense)])
     if is_dense:
-        row, column, value = entries_of(x)
+        row, column, value = entries(x)
         x = csr_tensor(pointers(row, len(x)), column, value, (x.size(0), x.size(1)))
     parts = x.values(), x.crow_indices(), x.col_indices(), form
     return dict(zip([name + ending for ending in ENDINGS], parts, strict=True))

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,30 +25,30 @@ from flower_graph.config.partition import (
     METIS,
     METIS_OVERLAPPING,
     OVERLAPPING,
+    PER_CLIENT,
     PartitionSection,
 )
-from flower_graph.config.rules import FRACTION, require
+from flower_graph.config.rules import FRACTION, RATIOS, at_least, require
 from flower_graph.config.schema import check_settings
 from flower_graph.data.description import WEIGHT, tell
 from flower_graph.data.features import CHANGES, Treatment
 from flower_graph.data.graph import (
     ClientGraph,
+    EgoNetwork,
     OverlappingGraph,
     WholeGraph,
     neighbours_of,
     take_rows,
-    to_undirected,
 )
 from flower_graph.data.graph import cut_out as cut_out
-from flower_graph.data.partition.ego_networks import ego_parts, sample_egos, split_egos
-from flower_graph.data.partition.ego_networks import split_nodes as split_nodes
-from flower_graph.data.splits import check_roles, cut_by_shares, stratified_split
+from flower_graph.data.splits import check_roles, cut_by_shares, labelled_split, stratified_split
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import SortedEdges, values_at
 from flower_graph.rng import derive_seed, generator
 
 # Ways of cutting by which clients share nodes, each of which has one role at all of them
 WITH_COMMON_ROLES = (METIS_OVERLAPPING, OVERLAPPING)
+G = TypeVar("G", bound=ClientGraph)
 
 
 def partition_graph(
@@ -63,45 +63,19 @@ def partition_graph(
     this graph, no client has a node for training, or one has no edges and all its features
     constant.
     """
-    check_settings(partition, "partition.")
-    partition.validate()
-    seed, how = seed if partition.seed is None else partition.seed, partition.method
-    edges, n, clients = data.edge_index, int(data.y.numel()), partition.clients
-    require(clients <= n, "partition.clients", clients, f"at most {n}, the nodes of the graph")
-    if how == EGO_NETWORKS:
-        egos = sample_egos(data, clients, partition.hops, partition.min_nodes, seed)
-        parts = ego_parts(data, egos, partition.hops)
-    elif how == LOUVAIN:
-        parts = louvain(
-            edges,
-            n,
-            clients=clients,
-            resolution=partition.resolution,
-            seed=seed,
-            every_node=partition.every_node,
-            fits=lambda nodes: all(
-                map(len, cut_by_shares(nodes[data.y[nodes] >= 0], partition.ratios))
-            ),
-        )
-    elif how == METIS:
-        parts = metis(edges, n, clients=clients, seed=seed)
-    elif how == METIS_OVERLAPPING:
-        parts = metis_overlapping(edges, n, clients=clients, draws=partition.draws, seed=seed)
-    elif how == DIRICHLET:
-        parts = dirichlet(data.y, clients, partition.alpha, seed)
-    elif how == OVERLAPPING:
-        parts = [nodes for nodes, _ in overlapping_parts(neighbours_of(data), partition, seed)]
-    else:
-        parts = random_parts(n, clients, seed)
-    cut = cut_out(data, parts)
-    if how == EGO_NETWORKS:
+    seed, neighbours = checked_seed(partition, seed), neighbours_of(data)
+    method, ratios, clients = partition.method, partition.ratios, partition.clients
+    most = neighbours.num_nodes
+    require(clients <= most, "partition.clients", clients, f"at most {most}, the graph's nodes")
+    cut = cut_out(data, parts_of(data.y, neighbours, partition, seed), neighbours)
+    if method == EGO_NETWORKS:
         cut = split_egos(cut, data.y, partition, seed)
-    elif how in WITH_COMMON_ROLES:  # drawn for the whole graph, class by class
-        roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
-        cut = [graph.with_masks(mask[graph.nodes] for mask in roles) for graph in cut]
+    elif method in WITH_COMMON_ROLES:
+        cut = split_by_class(cut, data.y, ratios, seed)
     else:
-        cut = [split_nodes(graph, partition.ratios, seed) for graph in cut]
-    targets, weight = getattr(data, "targets", None), getattr(data, WEIGHT, None)
+        cut = [split_nodes(graph, ratios, seed) for graph in cut]
+    edges, weight = data.edge_index, getattr(data, WEIGHT, None)
+    targets, n = getattr(data, "targets", None), int(data.y.numel())
     graphless, graphs = graphless_clients(len(cut), graphless_ratio, seed), []
     for graph in cut:
         if targets is not None:
@@ -109,36 +83,124 @@ def partition_graph(
         if weight is not None and graph.edge_index is not None:
             own = values_at(graph.nodes[graph.edge_index], edges, weight, n)
             graph = replace(graph, edge_weight=own)
-        graph = without_edges(graph) if graph.client in graphless else graph
-        graph = fewer_trained(graph, partition.train_share, seed)
         try:
-            check_client_graph(graph, getattr(data, "treatment", None))
+            graph = made_ready(graph, graphless, getattr(data, "treatment", None))
         except DataError as error:
-            raise DataError(f"{error}; use less than {clients} partition.clients") from error
-        graphs.append(graph)
+            raise DataError(f"{error}; use less than {len(cut)} partition.clients") from error
+        graphs.append(fewer_trained(graph, partition.train_share, seed))
     check_training(graphs)
     return graphs
 
 
-def check_training(graphs: Sequence[ClientGraph]) -> None:
-    """Refuse clients of which none has a node for training."""
-    if not any(bool(graph.train_mask.any()) for graph in graphs):
-        raise DataError(f"none of the {len(graphs)} clients has a labelled node for training")
+# Any, here and below: the section `partition` of a method
+def partition_egos(data: WholeGraph, partition: Any, seed: int) -> list[EgoNetwork]:
+    """Sample egos, and make and split their ego-networks.
+
+    The whole graph's own masks play no part. ``seed``, of the run, stands in for ``partition.seed``
+    None. ``ConfigError`` if a setting is impossible, ``DataError`` if it is for this graph.
+    """
+    seed, neighbours = checked_seed(partition, seed), neighbours_of(data)
+    cut = cut_out(data, sample_egos(neighbours, partition, seed), neighbours)
+    return [EgoNetwork(**vars(graph)) for graph in split_egos(cut, data.y, partition, seed)]
 
 
-def graphless_clients(count: int, ratio: float, seed: int) -> set[int]:
-    """Draw the clients that get no edges."""
-    FRACTION.check("graph.graphless_ratio", ratio)
-    # The order in which clients lose their edges as the share grows
-    order = torch.randperm(count, generator=generator(seed, "graphless")).tolist()
-    return set(order[: round(ratio * count)])
+def overlapping_graphs(data: WholeGraph, partition: Any, seed: int) -> list[OverlappingGraph]:
+    """Cut a graph into clients that share their public nodes.
+
+    Every client has all edges among its nodes; a client without edges is allowed, and so are
+    isolated nodes. Roles are drawn once for the whole graph, class by class; its own masks play no
+    part. ``seed``, of the run, stands in for ``partition.seed`` None. ``ConfigError`` if a setting
+    is impossible, ``DataError`` if it is for this graph.
+    """
+    seed, neighbours = checked_seed(partition, seed), neighbours_of(data)
+    owner, graphs = deal_nodes(neighbours, partition, seed), []
+    cut = cut_out(data, held_parts(owner, partition.clients), neighbours)
+    classes = data.y[data.y >= 0].unique()
+    for graph in split_by_class(cut, data.y, partition.ratios, seed):
+        check_roles(graph.client, graph.masks.values(), partition.ratios)
+        noisy = noisy_labels(graph, classes, partition.label_noise, seed)
+        public = owner[graph.nodes] == EVERYBODY
+        graphs.append(OverlappingGraph(**vars(graph), public=public, train_y=noisy))
+    return graphs
 
 
-def without_edges(graph: ClientGraph) -> ClientGraph:
-    """Hide a client's edges; learnt edges are compared with them."""
-    if graph.edge_index is None:
-        return graph
-    return replace(graph, edge_index=None, edge_weight=None, hidden_edges=graph.edge_index)
+def checked_seed(partition: Any, seed: int) -> int:
+    """Check a section's settings, and return its seed, or else the run's."""
+    check_settings(partition, "partition.")
+    if hasattr(partition, "validate"):
+        partition.validate()
+    return seed if partition.seed is None else int(partition.seed)
+
+
+def parts_of(
+    y: Tensor, neighbours: SortedEdges, partition: PartitionSection, seed: int
+) -> list[Tensor]:
+    """Return the nodes of each client, ascending, by the section's method."""
+    clients, method = partition.clients, partition.method
+    if method == EGO_NETWORKS:
+        return sample_egos(neighbours, partition, seed)
+    if method == LOUVAIN:
+
+        def fits(nodes: Tensor) -> bool:
+            return all(map(len, cut_by_shares(nodes[y[nodes] >= 0], partition.ratios)))
+
+        resolution, every_node = partition.resolution, partition.every_node
+        return louvain(neighbours, clients, resolution, seed, every_node=every_node, fits=fits)
+    if method == METIS:
+        return metis(neighbours, clients, seed)
+    if method == METIS_OVERLAPPING:
+        return metis_overlapping(neighbours, clients, partition.draws, seed)
+    if method == DIRICHLET:
+        return dirichlet(y, clients, partition.alpha, seed)
+    if method == OVERLAPPING:
+        return held_parts(deal_nodes(neighbours, partition, seed), clients)
+    return random_parts(neighbours.num_nodes, clients, seed)
+
+
+# Roles, and edges ---------------------------------------------------------------------------------
+
+
+def split_nodes(graph: G, ratios: Sequence[float], seed: int, purpose: str = "split") -> G:
+    """Split a client's labelled nodes by three shares, each above 0, in sum at most 1.
+
+    The draw depends on the seed and on the client's number alone. A part may be empty; one node
+    trains at least.
+    """
+    rng = generator(seed, purpose, graph.client)
+    return graph.with_masks(labelled_split(graph.y, ratios, generator=rng, may_be_empty=True))
+
+
+def split_by_class(cut: Sequence[G], y: Tensor, ratios: Sequence[float], seed: int) -> list[G]:
+    """Draw each node's role for all clients, class by class."""
+    roles = stratified_split(y, ratios, generator=generator(seed, "roles"))
+    return [graph.with_masks(mask[graph.nodes] for mask in roles) for graph in cut]
+
+
+def split_egos(networks: Sequence[G], y: Tensor, partition: Any, seed: int) -> list[G]:
+    """Split the nodes as ``partition.split`` says."""
+    if partition.split == PER_CLIENT:
+        return split_per_client(networks, partition.ratios, seed)
+    return split_global(networks, y, partition.ratios, seed)
+
+
+def split_per_client(networks: Sequence[G], ratios: Sequence[float], seed: int) -> list[G]:
+    """Split each client's labelled nodes by themselves."""
+    # A node that several clients hold may train at one and be tested at another.
+    RATIOS.check("partition.ratios", ratios)
+    return [split_nodes(one, ratios, seed, "ego-split") for one in networks]
+
+
+def split_global(networks: Sequence[G], y: Tensor, ratios: Sequence[float], seed: int) -> list[G]:
+    """Give every node one role, the same at all clients that hold it.
+
+    The stricter split: no client trains on a label that another is tested on. A client may be left
+    without any training node. ``y`` are the classes of all nodes of the whole graph; the draw is
+    the same for any clients.
+    """
+    RATIOS.check("partition.ratios", ratios)
+    rng = generator(seed, "global-split")
+    roles = labelled_split(y, ratios, generator=rng, may_be_empty=True)
+    return [one.with_masks(role[one.nodes] for role in roles) for one in networks]
 
 
 def fewer_trained(graph: ClientGraph, share: float | None, seed: int) -> ClientGraph:
@@ -151,30 +213,45 @@ def fewer_trained(graph: ClientGraph, share: float | None, seed: int) -> ClientG
     trained = graph.train_mask.nonzero().flatten()
     order = torch.randperm(trained.numel(), generator=generator(seed, "trained", graph.client))
     kept = trained[order[: max(1, round(share * int((graph.y >= 0).sum())))]]
-    mask = torch.zeros_like(graph.train_mask)
-    mask[kept] = True
-    return replace(graph, train_mask=mask)
+    return replace(graph, train_mask=torch.zeros_like(graph.train_mask).index_fill(0, kept, True))
 
 
-def check_client_graph(graph: ClientGraph, treatment: Treatment | None = None) -> None:
-    """Check that a client has edges, or features that differ.
+def graphless_clients(count: int, ratio: float, seed: int) -> set[int]:
+    """Draw the clients that get no edges."""
+    FRACTION.check("graph.graphless_ratio", ratio)
+    # The order in which clients lose their edges as the share grows
+    order = torch.randperm(count, generator=generator(seed, "graphless")).tolist()
+    return set(order[: round(ratio * count)])
 
-    The treatment is that of all features: features that are alike now may have differed before.
+
+def made_ready(
+    graph: ClientGraph, graphless: set[int], treatment: Treatment | None = None
+) -> ClientGraph:
+    """Hide a graphless client's edges; refuse a client without edges whose features are all alike.
+
+    Learnt edges are compared with hidden ones. The treatment is that of all features: features that
+    are alike now may have differed before.
     """
-    x = graph.x
-    if not graph.is_graphless:
-        return
-    if x.layout == torch.strided:
-        are_alike = bool((x == x[0]).all())
-    else:  # row by row, so that a matrix too large to be dense stays sparse
-        rows = (take_rows(x, slice(row, row + 1)).to_dense() for row in range(len(x)))
-        first = next(rows)
-        are_alike = all(torch.equal(row, first) for row in rows)
-    if are_alike:
+    if graph.edge_index is not None:
+        if graph.client not in graphless:
+            return graph
+        edges = graph.edge_index
+        graph = replace(graph, edge_index=None, edge_weight=None, hidden_edges=edges)
+    # Row by row, so that a matrix too large to be dense stays sparse
+    rows = (take_rows(graph.x, slice(row, row + 1)).to_dense() for row in range(len(graph.x)))
+    first = next(rows)
+    if all(torch.equal(row, first) for row in rows):
         how = None if treatment is None else CHANGES.get(treatment.how)
         now = f" once they are {how} (data.features=as-is leaves them)" if how else ""
         where = f"client {graph.client}, {graph.y.numel()} nodes"
         raise DataError(f"{where}: no edges, and all nodes have the same features{now}")
+    return graph
+
+
+def check_training(graphs: Sequence[ClientGraph]) -> None:
+    """Refuse clients of which none has a node for training."""
+    if not any(bool(graph.train_mask.any()) for graph in graphs):
+        raise DataError(f"none of the {len(graphs)} clients has a labelled node for training")
 
 
 def check_neighbours(graphs: Sequence[ClientGraph], k: int) -> None:
@@ -193,12 +270,11 @@ FINER = 6  # doublings of the resolution, in search of communities that are all 
 
 
 def louvain(
-    edge_index: Tensor,
-    n: int,
-    *,
+    neighbours: SortedEdges,
     clients: int,
     resolution: float | None,
     seed: int,
+    *,
     every_node: bool = False,
     fits: Callable[[Tensor], bool] = lambda _: True,
 ) -> list[Tensor]:
@@ -209,9 +285,9 @@ def louvain(
     """
     import igraph  # not at the top: it takes a second
 
-    source, target = to_undirected(edge_index, n)
+    source, target = neighbours.edge_index
     pairs = torch.stack([source, target], dim=1)[source < target]
-    graph = igraph.Graph(n, pairs.numpy())
+    graph = igraph.Graph(neighbours.num_nodes, pairs.numpy())
 
     def communities(resolution: float) -> list[Tensor]:
         igraph.set_random_number_generator(random.Random(derive_seed(seed, "louvain")))
@@ -248,32 +324,28 @@ def louvain(
     return found[resolution]
 
 
-def metis(edge_index: Tensor, n: int, *, clients: int, seed: int) -> list[Tensor]:
+def metis(neighbours: SortedEdges, clients: int, seed: int) -> list[Tensor]:
     """Divide the whole graph into parts of nearly equal size with few edges between them."""
     try:
         import pymetis
     except ImportError as error:
         raise DataError("partition.method: pip install 'flower-graph[metis]'") from error
-    source, target = to_undirected(edge_index, n)
-    counts = torch.bincount(source, minlength=n).tolist()
-    neighbours = [others.tolist() for others in target.split(counts)]
+    lists = [others.tolist() for others in neighbours.other.split(neighbours.ptr.diff().tolist())]
     # METIS reads its seed into 32 bits.
     options = pymetis.Options(seed=derive_seed(seed, "metis") % 2**31)
-    part = torch.tensor(pymetis.part_graph(clients, neighbours, options=options)[1])
-    sizes = torch.bincount(part, minlength=clients)
-    if not sizes.all():
-        raise DataError(f"partition.clients = {clients}: METIS left one without any of {n} nodes")
+    part = torch.tensor(pymetis.part_graph(clients, lists, options=options)[1])
+    if not torch.bincount(part, minlength=clients).all():
+        why = f"METIS left one without any of {neighbours.num_nodes} nodes"
+        raise DataError(f"partition.clients = {clients}: {why}")
     return _nodes_of(part, clients)
 
 
-def metis_overlapping(
-    edge_index: Tensor, n: int, *, clients: int, draws: int, seed: int
-) -> list[Tensor]:
+def metis_overlapping(neighbours: SortedEdges, clients: int, draws: int, seed: int) -> list[Tensor]:
     """Draw half of each METIS part's nodes several times, each time for another client."""
     # As FED-PUB (Baek et al., ICML 2023) makes overlapping clients: 30 from 6 parts, half of the
     # nodes of each drawn five times. Clients of one part come one after another.
     drawn = []
-    for number, part in enumerate(metis(edge_index, n, clients=clients // draws, seed=seed)):
+    for number, part in enumerate(metis(neighbours, clients // draws, seed)):
         if not (count := round(part.numel() / 2)):
             raise DataError(f"partition.clients = {clients}: half of METIS part {number} is nobody")
         for draw in range(draws):
@@ -315,46 +387,66 @@ def _nodes_of(part: Tensor, count: int) -> list[Tensor]:
     return [nodes.clone() for nodes in part.argsort(stable=True).split(sizes)]
 
 
+# Ego-networks -------------------------------------------------------------------------------------
+
+# As in FedSCem (Xie et al., CIKM 2024), a client's ego-network is all nodes within some hops of one
+# node, the ego, with all edges among them. Every node keeps its number in the whole graph, so that
+# clients recognise common nodes.
+
+CHUNK = 64  # egos whose neighbourhoods are searched at once: with hubs, one takes megabytes
+
+
+def sample_egos(neighbours: SortedEdges, partition: Any, seed: int) -> list[Tensor]:
+    """Draw egos with enough nodes around them, without repetition; return these nodes of each."""
+    n, least, parts = neighbours.num_nodes, partition.min_nodes, list[Tensor]()
+    for drawn in torch.randperm(n, generator=generator(seed, "egos")).split(CHUNK):
+        around = _around(neighbours, drawn, partition.hops)
+        parts += [nodes for nodes in around if len(nodes) >= least]
+        if len(parts) >= partition.clients:
+            return parts[: partition.clients]
+    found = f"{len(parts)} of {n} nodes have partition.min_nodes = {least} around them"
+    raise DataError(f"partition.clients = {partition.clients}: {found}")
+
+
+def ego_networks(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> list[EgoNetwork]:
+    """Make the ego-network of each ego, without masks; client numbers follow the egos' order.
+
+    ``egos`` are distinct, otherwise ``DataError``; ``hops`` is at least 1, otherwise
+    ``ConfigError``. Edges count in both directions.
+    """
+    at_least(1).check("partition.hops", hops)
+    neighbours, egos, n = neighbours_of(data), torch.as_tensor(egos).long(), int(data.y.numel())
+    values, counts = torch.unique(egos, return_counts=True)
+    if wrong := values[(values < 0) | (values >= n) | (counts > 1)].tolist():
+        raise DataError(f"egos {wrong[:5]}: must be different nodes, 0 to {n - 1}")
+    parts = [nodes for chunk in egos.split(CHUNK) for nodes in _around(neighbours, chunk, hops)]
+    return [EgoNetwork(**vars(graph)) for graph in cut_out(data, parts, neighbours)]
+
+
+def _around(neighbours: SortedEdges, egos: Tensor, hops: int) -> list[Tensor]:
+    """Return the nodes within reach of each ego, ascending."""
+    # A node within reach of the k-th ego is k * n + node here.
+    nodes = neighbours.num_nodes
+    members = rim = torch.arange(egos.numel()) * nodes + egos
+    for _ in range(hops):
+        place, other = neighbours.step(rim % nodes)
+        reached = torch.unique(rim[place] // nodes * nodes + other)
+        rim = reached[~torch.isin(reached, members)]
+        members = torch.cat([members, rim]).sort().values
+    sizes = torch.bincount(members // nodes, minlength=egos.numel()).tolist()
+    # Copies: a view would keep the whole chunk in memory, and in every message that carries it.
+    return [local.clone() for local in (members % nodes).split(sizes)]
+
+
 # Clients that share public nodes ------------------------------------------------------------------
 
 EVERYBODY, NOBODY = -1, -2  # holders of a node that is no single client's
 
 
-# Any: the section `partition` of a method whose clients overlap
-def overlapping_graphs(data: WholeGraph, partition: Any, seed: int) -> list[OverlappingGraph]:
-    """Cut a graph into clients that share their public nodes.
-
-    Every client has all edges among its nodes; a client without edges is allowed, and so are
-    isolated nodes. Roles are drawn once for the whole graph, class by class; its own masks play no
-    part. ``seed``, of the run, stands in for ``partition.seed`` None. ``ConfigError`` if a setting
-    is impossible, ``DataError`` if it is for this graph.
-    """
-    check_settings(partition, "partition.")
-    partition.validate()
-    seed = seed if partition.seed is None else partition.seed
-    neighbours = neighbours_of(data)
-    parts = overlapping_parts(neighbours, partition, seed)
-    roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
-    classes = data.y[data.y >= 0].unique()
-    graphs = []
-    cut = cut_out(data, [nodes for nodes, _ in parts], neighbours)
-    for (nodes, public), graph in zip(parts, cut, strict=True):
-        graph = graph.with_masks(mask[nodes] for mask in roles)
-        check_roles(graph.client, graph.masks.values(), partition.ratios)
-        rng, noise = generator(seed, "label-noise", graph.client), partition.label_noise
-        noisy = noisy_labels(graph.y, graph.train_mask, classes, noise, generator=rng)
-        graphs.append(OverlappingGraph(**vars(graph), public=public, train_y=noisy))
-    return graphs
-
-
-def overlapping_parts(
-    neighbours: SortedEdges, partition: Any, seed: int
-) -> list[tuple[Tensor, Tensor]]:
-    """Return each client's nodes, int64 ``[n_c]``, ascending, and which are public, bool."""
-    owner = deal_nodes(neighbours, partition, seed)
-    held = [(owner == EVERYBODY) | (owner == client) for client in range(partition.clients)]
-    parts = [mask.nonzero().flatten() for mask in held]
-    return [(nodes, owner[nodes] == EVERYBODY) for nodes in parts]
+def held_parts(owner: Tensor, clients: int) -> list[Tensor]:
+    """Return the nodes that each client holds, ascending: its own, and everybody's."""
+    held = [(owner == EVERYBODY) | (owner == client) for client in range(clients)]
+    return [mask.nonzero().flatten() for mask in held]
 
 
 def deal_nodes(neighbours: SortedEdges, partition: Any, seed: int) -> Tensor:
@@ -380,20 +472,19 @@ def deal_nodes(neighbours: SortedEdges, partition: Any, seed: int) -> Tensor:
     return owner
 
 
-def noisy_labels(
-    y: Tensor, train_mask: Tensor, classes: Tensor, share: float, *, generator: torch.Generator
-) -> Tensor:
-    """Give a share of the training nodes another class, each other one equally likely."""
-    members = train_mask.nonzero().flatten()
-    order = torch.randperm(members.numel(), generator=generator)
+def noisy_labels(graph: ClientGraph, classes: Tensor, share: float, seed: int) -> Tensor:
+    """Give a share of a client's training nodes another class, each other one equally likely."""
+    rng = generator(seed, "label-noise", graph.client)
+    members = graph.train_mask.nonzero().flatten()
+    order = torch.randperm(members.numel(), generator=rng)
     chosen = members[order[: round(share * members.numel())]]
     if not chosen.numel():
-        return y
+        return graph.y
     if classes.numel() < 2:
         raise DataError(f"partition.label_noise = {share}: there is one class alone")
-    steps = torch.randint(1, classes.numel(), chosen.shape, generator=generator)
-    wrong = (torch.searchsorted(classes, y[chosen]) + steps) % classes.numel()
-    return y.index_put((chosen,), classes[wrong])
+    steps = torch.randint(1, classes.numel(), chosen.shape, generator=rng)
+    wrong = (torch.searchsorted(classes, graph.y[chosen]) + steps) % classes.numel()
+    return graph.y.index_put((chosen,), classes[wrong])
 
 
 def choose_public(neighbours: SortedEdges, count: int, how: str, seed: int) -> Tensor:

@@ -24,13 +24,14 @@ from flower_graph.data.graph import (
     Scale,
     WholeGraph,
     joined_edges,
+    joined_masks,
+    node_numbers,
     to_undirected,
 )
 from flower_graph.data.sources.datasets import load_graph
 from flower_graph.errors import DataError, FractionalLabelsError
 from flower_graph.ops.links import common_neighbours, ends, undirected
 from flower_graph.storage.reading import Tree
-from flower_graph.wire.keys import ROLES
 
 
 class PartitionStatistics(NamedTuple):
@@ -68,7 +69,7 @@ def client_statistics(
         "classes": torch.tensor([sum(map(bool, own)) for own in classes]),
     }
     means = {f"{name}-per-client": _mean(size) for name, size in per_client.items()}
-    masks = {role: torch.cat([getattr(g, f"{role}_mask") for g in graphs]) for role in ROLES}
+    masks = joined_masks(graphs)
     figures = {
         "clients": clients,
         "features": graphs[0].x.size(1),
@@ -90,9 +91,7 @@ def client_statistics(
     if whole is not None or isinstance(graphs[0], OverlappingGraph):
         numbers = torch.cat([graph.nodes for graph in graphs])
     elif egos := [graph for graph in graphs if isinstance(graph, EgoNetwork)]:
-        number: dict[int | str, int] = {}
-        names = (name for ego in egos for name in ego.identities)
-        numbers = torch.tensor([number.setdefault(name, len(number)) for name in names])
+        numbers = node_numbers(egos)
     if numbers is not None:
         nodes, holders = numbers.unique(return_counts=True)
         links = _distinct_edges(graphs, numbers)
@@ -144,7 +143,7 @@ def node_statistics(data: Graph) -> PartitionStatistics:
     """Describe a graph whose every node is a client: neighbours, features in use, split."""
     nodes, edges = data.y.numel(), data.edge_index.size(1) // 2
     neighbours = torch.bincount(data.edge_index[0], minlength=nodes)
-    masks = dict(zip(ROLES, data.masks.values(), strict=True))
+    masks = joined_masks([data])
     return PartitionStatistics(
         figures={
             "clients": nodes,
@@ -217,7 +216,7 @@ def holdings(data: Graph | Clients[Any], clients: int, called: str) -> str:
         again = f" ({AGAIN})" if held < total else ""
         nodes = f"{held:,} different nodes, {total:,} in all" if again else f"{held:,} nodes"
         facts = [f"{len(data):,} {called} of {each} nodes{some}: {nodes}, {links:,} edges"]
-    counts = {role: sum(int(getattr(g, f"{role}_mask").sum()) for g in graphs) for role in ROLES}
+    counts = {role: int(mask.sum()) for role, mask in joined_masks(graphs).items()}
     roles = ", ".join(f"{role} {count:,}" for role, count in counts.items() if count)
     return "; ".join([*facts, *filter(None, [roles])]) + again
 

@@ -1,20 +1,45 @@
-"""Makes one checked graph from a data config, and cuts it into clients, once a process."""
+"""Makes one checked graph from a data config, and cuts it into clients, once a process.
+
+Data sets are read by the loaders of PyTorch Geometric (PyG) and of ogb, an optional dependency. PyG
+writes next to the raw files that it reads. So the raw files of a set are copied into a folder of
+the cache, and PyG is given that folder. Some raw files are pickles (those of Planetoid), which PyG
+unpickles: a data root must be trusted. A file that ``data.name`` names, saved by ``torch.save``,
+need not be.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import io
 import json
 import os
-from collections.abc import Callable
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import fields, replace
-from pathlib import Path
+from pathlib import Path, PurePath
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from flower_graph.config.common import AS_IS, DataConfig, RunConfig
 from flower_graph.data.cora_linqs import load_cora_linqs
-from flower_graph.data.description import check_masks, saying, tell
-from flower_graph.data.features import ReadOptions, prepare_features
+from flower_graph.data.description import (
+    ONE_KIND,
+    WEIGHT,
+    Caution,
+    as_graph,
+    check_masks,
+    read_graph,
+    saying,
+    tell,
+    with_edges,
+)
+from flower_graph.data.features import PLAIN, ReadOptions, prepare_features
 from flower_graph.data.graph import PARTS, Graph, Masks, fits_dense
 from flower_graph.data.sources.generators import csbm, csbm_sparse
 from flower_graph.data.sources.names import (
@@ -24,21 +49,45 @@ from flower_graph.data.sources.names import (
     NODES,
     OGB,
     PygName,
+    absent,
+    cached_folder,
+    check_ending,
+    check_reachable,
+    copy_tree,
     fetching,
     file_path,
+    fingerprint,
+    missing_message,
     pyg_name,
+    stall_limit,
     table_in,
 )
-from flower_graph.data.sources.pyg import load_file, load_ogb, load_pyg
-from flower_graph.data.splits import geom_gcn_split, labelled_split, random_split, select_column
+from flower_graph.data.sources.tables import CLIENT, read_graphml, read_node_link, read_tables
+from flower_graph.data.splits import (
+    geom_gcn_split,
+    labelled_split,
+    masks_from,
+    random_split,
+    select_column,
+)
 from flower_graph.errors import DataError
 from flower_graph.handed import handed_over
 from flower_graph.rng import generator
 from flower_graph.storage.files import data_root
+from flower_graph.storage.formats import UnpicklingError, load_saved
+from flower_graph.storage.reading import Tree, reading
+from flower_graph.storage.writing import written
 
 if TYPE_CHECKING:
-    from torch_geometric.data import Data
+    from torch_geometric.data import Data, InMemoryDataset
 
+OGB_SPLITS = {"ogbn-arxiv": "time", "ogbn-products": "sales_ranking"}
+OGB_FILES = (
+    "RELEASE_v1.txt",
+    *(f"raw/{name}.csv.gz" for name in ("edge", "node-feat", "node-label")),
+    *(f"raw/num-{name}-list.csv.gz" for name in ("node", "edge")),
+)
+READERS = {".json": read_node_link, ".graphml": read_graphml}  # others by torch.load
 C = TypeVar("C", bound=RunConfig)  # a method's schema
 G = TypeVar("G")  # a client's graph
 T = TypeVar("T")
@@ -225,3 +274,284 @@ def saved_at(name: str) -> int:
     tables = [table_in(one, file) for one in folders for file in (NODES, EDGES)]
     times = [one.stat().st_mtime_ns for one in entries if one.is_file()]
     return max(times + [file.stat().st_mtime_ns for file in tables if file.is_file()], default=0)
+
+
+# Graphs that users saved --------------------------------------------------------------------------
+
+
+@contextmanager
+def pyg_classes_allowed() -> Iterator[None]:
+    """Let ``torch.load(weights_only=True)`` read the classes of a ``Data``, and no more."""
+    from torch_geometric.data import Data
+    from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+    from torch_geometric.data.storage import GlobalStorage
+
+    classes = (Data, DataEdgeAttr, DataTensorAttr, GlobalStorage)
+    # PyG allows some of them for the whole process. Torch's context would take those away
+    # again when it ends, so it is given only the others.
+    allowed = torch.serialization.get_safe_globals()
+    with torch.serialization.safe_globals([cls for cls in classes if cls not in allowed]):
+        yield
+
+
+def load_file(path: Path, how: ReadOptions = PLAIN) -> Graph:
+    """Load a ``Data``, or a dict of tensors with its keys, saved by ``torch.save``."""
+    # The file may be untrusted: it is read with ``weights_only=True``, which executes nothing.
+    values = read_file(path, how)
+    if values.get(CLIENT) is not None:
+        note = f"the nodes' {CLIENT} is ignored: the graph stays whole"
+        values["notes"] = (*values.get("notes", ()), Caution(note))
+    what = f"file {path}"
+    with reading(what, DataError, "is no graph that can be read"), saying(what):
+        return read_graph(SimpleNamespace(**values), how)
+
+
+# Any: entries are as the user's file has them
+def read_file(path: Path, how: ReadOptions = PLAIN) -> dict[str, Any]:
+    """Read the entries of a graph file, unchecked."""
+    if not path.exists():
+        raise absent(str(path))
+    check_ending(path)
+    where = f"file {path}"
+    with reading(where, DataError, "is damaged, or no graph"), saying(where):
+        if path.is_dir():
+            return read_tables(path, how)
+        if reader := READERS.get(path.suffix.lower()):
+            return reader(path, how)
+        values: Tree = vars(with_edges(SimpleNamespace(**_read_saved(path))))
+        for setting, given, key in (("label", how.label, "y"), ("weight", how.weight, WEIGHT)):
+            if given in values:  # it goes where graphs have theirs
+                values |= {key: values[given] if given == key else values.pop(given)}
+            elif given is not None and (key == WEIGHT or how.needs_labels):
+                raise DataError(f"data.{setting} = {given!r}: must be one of {', '.join(values)}")
+        return values
+
+
+def _read_saved(path: Path) -> dict[str, object]:
+    try:
+        try:
+            content = load_saved(path)  # a dict of tensors needs no PyG, whose import takes long
+        except UnpicklingError:  # it names classes
+            with pyg_classes_allowed():
+                content = load_saved(path)
+        # Not by attributes of Data, some of which are computed (num_classes is not one).
+        content = content.to_dict() if hasattr(content, "to_dict") else content
+    # A broken pickle can raise nearly anything.
+    except Exception as error:
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if named and named[1].endswith(("BaseStorage", "NodeStorage", "EdgeStorage")):
+            raise DataError(f"holds a HeteroData: {ONE_KIND}") from error
+        held = f"it holds a {named[1]}" if named else "it is empty, cut short or damaged"
+        why = f"is not a graph that can be loaded safely: {held}"
+        raise DataError(f"{why}; save a Data or a dict of tensors") from error
+    if not isinstance(content, dict):
+        raise DataError(f"holds a {type(content).__name__}, not a Data or a dict")
+    return {str(key): value for key, value in content.items()}
+
+
+# Loaders of PyG and ogb ---------------------------------------------------------------------------
+
+
+class _RawFilesWantedError(Exception):
+    """Stops a loader before it does anything, and carries the names of its files."""
+
+
+Dataset = type["InMemoryDataset"]
+
+
+def load_pyg(
+    name: PygName, *, root: Path | None, options: Mapping[str, object] | None = None
+) -> Graph:
+    """Load a single-graph node-classification set through its PyG class."""
+    import torch_geometric.datasets as datasets
+    from torch_geometric import __version__ as version
+    from torch_geometric.data import InMemoryDataset
+
+    label = "/".join(part for part in name.raw if part)
+    cls: Any = getattr(datasets, name.group)
+    is_kept = inspect.isclass(cls) and issubclass(cls, InMemoryDataset)
+    if not is_kept:
+        raise DataError(f"data set {name.group!r} is not a graph that PyG keeps in memory")
+    arguments = dict(options or {})
+    if name.member is not None:
+        arguments["name"] = name.raw.member
+    if name.group == "WikiCS":  # named here, because PyG warns if it is left out
+        arguments["is_undirected"] = True
+    if cls.__name__ == "KarateClub":  # generated by PyG's code, without files
+        return _graph(_call(cls, arguments, label), label)
+    if "root" not in inspect.signature(cls.__init__).parameters:
+        # These draw from the global random numbers: another graph each time.
+        raise DataError(f"data set {label!r} is generated, not loaded; data.name=csbm generates")
+
+    # PyG calls download() when raw files are missing, as in an empty folder. By then the
+    # loader knows their names: no table of layouts is needed for its hundred classes.
+    def stop(self: InMemoryDataset) -> None:
+        raise _RawFilesWantedError(self.raw_dir, self.raw_paths)
+
+    with tempfile.TemporaryDirectory() as empty:
+        try:
+            _call(cls, {"root": empty, **arguments}, label, stop)
+        except _RawFilesWantedError as wanted:
+            raw, *files = (
+                PurePath(cls.__name__, Path(one).relative_to(empty))
+                for one in (wanted.args[0], *wanted.args[1])
+            )
+        else:
+            raise DataError(f"data set {label!r} has no raw files: it is not a data set to load")
+
+    def process(folder: Path) -> None:
+        _call(cls, {"root": str(folder / cls.__name__), **arguments}, label)
+
+    def fetch(folder: Path, missing: str) -> None:
+        def guarded(self: InMemoryDataset) -> None:
+            try:
+                values = (getattr(cls, key, None) for key in dir(cls) if not key.startswith("_"))
+                urls = [one for one in values if isinstance(one, str)]
+                check_reachable(one for one in urls if one.startswith(("http://", "https://")))
+                with stall_limit():
+                    cls.download(self)
+            # Not OSError alone: HTTP libraries have errors of their own.
+            except Exception as error:
+                raise DataError(f"{missing} The download failed: {error}") from error
+
+        _call(cls, {"root": str(folder / cls.__name__), **arguments}, label, guarded)
+
+    # With the version, since another one may process the same files differently.
+    key = (label, sorted(arguments.items()), version)
+    folder = _filled(label, key, root, raw, files, [raw], process, fetch) / cls.__name__
+    try:
+        dataset = _call(cls, {"root": str(folder), **arguments}, label)
+        return _graph(dataset, label, filtered=name != name.raw)
+    except DataError as error:
+        raise DataError(f"{error} (read from the cache folder {folder})") from error
+
+
+def _call(
+    cls: Dataset,
+    arguments: dict[str, object],
+    label: str,
+    download: Callable[[InMemoryDataset], None] | None = None,
+) -> InMemoryDataset:
+    loader = cls if download is None else type(cls.__name__, (cls,), {"download": download})
+    try:
+        return loader(**arguments)
+    except (DataError, _RawFilesWantedError):
+        raise
+    # Loaders raise any error: asserts, missing packages, broken files.
+    except Exception as error:
+        raise DataError(f"data set {label!r}: PyG: {type(error).__name__}: {error}") from error
+
+
+def _filled(
+    label: str,
+    key: object,
+    root: Path | None,
+    below: PurePath,
+    files: Sequence[PurePath],
+    parts: Sequence[PurePath],
+    process: Callable[[Path], object],
+    fetch: Callable[[Path, str], object],
+) -> Path:
+    """Return the folder of the cache with a set's raw files: copied, or downloaded.
+
+    ``files`` must be in the data root to be copied from there, and with them all of ``parts``.
+    """
+    here = root if root is not None and all((root / file).exists() for file in files) else None
+    content = here and [fingerprint(here / part) for part in parts]
+
+    def fill(folder: Path) -> None:
+        if here is None:
+            fetch(folder, missing_message(label, below, files, root))
+            return
+        for part in parts:
+            copy_tree(here / part, folder / part)
+        process(folder)
+
+    digest = hashlib.sha256(repr((key, content or "download")).encode()).hexdigest()[:16]
+    return cached_folder(f"{label.replace('/', '-')}-{digest}", fill)
+
+
+def _graph(dataset: InMemoryDataset, label: str, *, filtered: bool = False) -> Graph:
+    from torch_geometric.data import Data
+
+    data = dataset[0] if len(dataset) == 1 else None
+    if not isinstance(data, Data):
+        raise DataError(f"data set {label!r} is not one graph of one kind of nodes")
+    with saying(f"data set {label!r}"):
+        # A published set's classes stay, even if one of them has no node.
+        y = getattr(data, "y", None)
+        data = without_duplicates(data) if filtered else data
+        return as_graph(data, num_classes=None if y is None or not y.numel() else int(y.max()) + 1)
+
+
+def load_ogb(name: str, *, root: Path | None) -> Graph:
+    """Load a set of Open Graph Benchmark with its own split."""
+    try:
+        from ogb.nodeproppred import PygNodePropPredDataset
+    except ImportError as error:
+        raise DataError(f"data set {name!r}: pip install flower-graph[ogb] ({error})") from error
+    below = PurePath(name.replace("-", "_"))  # ogb's own folder: its root can be a data root
+    years = ("raw/node_year.csv.gz",) if name == "ogbn-arxiv" else ()
+    splits = (f"split/{OGB_SPLITS[name]}/{part}.csv.gz" for part in ("train", "valid", "test"))
+    files = [below / file for file in (*OGB_FILES, *years, *splits)]
+
+    def read(folder: Path) -> Any:
+        try:
+            # PyG's classes are needed to read what ogb has saved with torch.save.
+            with _unattended(), stall_limit(), pyg_classes_allowed():
+                dataset = PygNodePropPredDataset(name=name, root=str(folder))
+                return dataset[0], dataset.get_idx_split(), int(dataset.num_classes)
+        # ogb leaves the process by exit() when a question is answered with no.
+        except (Exception, SystemExit) as error:
+            raise DataError(f"data set {name!r}: ogb: {type(error).__name__}: {error}") from error
+
+    def process(folder: Path) -> None:
+        # Without this file ogb takes the folder for an old release and asks what to do.
+        with written(folder / below / "RELEASE_v1.txt"):
+            pass
+        read(folder)
+
+    def fetch(folder: Path, missing: str) -> None:
+        try:
+            check_reachable(["http://snap.stanford.edu/"])
+        except OSError as error:
+            raise DataError(f"{missing} The download failed: {error}") from error
+        read(folder)
+
+    parts = [below / part for part in ("raw", "split", "mapping")]
+    data, split, classes = read(_filled(name, "ogb", root, below, files, parts, process, fetch))
+    masks = masks_from(data.x.size(0), [split[part] for part in ("train", "valid", "test")])
+    data.update(dict(zip(PARTS, masks, strict=True)))
+    with saying(f"data set {name!r}"):
+        return as_graph(data, num_classes=classes)
+
+
+@contextmanager
+def _unattended() -> Iterator[None]:
+    """Make ogb's ``input()`` fail in this block, so that no question waits for an answer."""
+    before = sys.stdin
+    sys.stdin = io.StringIO()
+    try:
+        with redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        sys.stdin = before
+
+
+def without_duplicates(data: Data) -> Data:
+    """Keep one node of each group with the same outgoing edges and class: the most linked one."""
+    source, target = data.edge_index.tolist()
+    outgoing: list[set[int]] = [set() for _ in range(data.x.size(0))]
+    for one, other in zip(source, target, strict=True):
+        outgoing[one].add(other)
+    incoming = torch.bincount(data.edge_index[1], minlength=len(outgoing)).tolist()
+    groups: dict[tuple[frozenset[int], int], list[int]] = {}
+    for node, (links, label) in enumerate(zip(outgoing, data.y.tolist(), strict=True)):
+        groups.setdefault((frozenset(links), label), []).append(node)
+    kept = sorted(max(group, key=incoming.__getitem__) for group in groups.values())
+    result = data.subgraph(torch.tensor(kept))
+    result.notes = (
+        f"{len(kept):,} of {len(outgoing):,} nodes kept: one of each group with the same outgoing "
+        "edges and the same class",
+    )
+    return result

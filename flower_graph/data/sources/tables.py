@@ -68,7 +68,7 @@ class Roles(NamedTuple):
     notes: list[str]
 
 
-def roles_of(path: Path, columns: Sequence[str], how: ReadOptions, program: str = "") -> Roles:
+def roles_of(columns: Sequence[str], how: ReadOptions, program: str = "") -> Roles:
     """Tell what each column is; own ones in any case of letters."""
     lower = {key.lower(): key for key in reversed(columns)}
     own = {key: lower[key] for key in OWN if key in lower}
@@ -80,7 +80,7 @@ def roles_of(path: Path, columns: Sequence[str], how: ReadOptions, program: str 
     if program == YED:  # which writes them empty
         out |= {lower[key] for key in ("url", "description") if key in lower}
     if how.label is not None:
-        chosen = _column(path, "label", how.label, columns, how.needs_labels)
+        chosen = _column("label", how.label, columns, how.needs_labels)
         out |= {own[LABEL]} if LABEL in own else set()
         own = {key: one for key, one in own.items() if key != LABEL and one != chosen}
         own |= {} if chosen is None else {LABEL: chosen}
@@ -89,37 +89,33 @@ def roles_of(path: Path, columns: Sequence[str], how: ReadOptions, program: str 
     others = [key for key in columns if key not in {*taken, *names, *out}]
     if program and how.label is None and how.needs_labels:
         there = f"data.label names the classes: {', '.join([*others, LABEL])}"
-        raise DataError(f"file {path}: was saved by {program}, where {LABEL} is a caption: {there}")
+        raise DataError(f"was saved by {program}, where {LABEL} is a caption: {there}")
     for key in others:
         if key in ELSEWHERE:
-            raise DataError(f"file {path}: {key} is no feature; name it {ELSEWHERE[key]}")
+            raise DataError(f"{key} is no feature; name it {ELSEWHERE[key]}")
     left = ", ".join(sorted(out - taken))
     return Roles(names, own, others, [f"{left} of the nodes left out"] if left else [])
 
 
-def _column(
-    path: Path, setting: str, wanted: str, columns: Sequence[str], is_needed: bool
-) -> str | None:
+def _column(setting: str, wanted: str, columns: Sequence[str], is_needed: bool) -> str | None:
     """Find a column in any case of letters; ``DataError`` if it is needed and not there."""
     lower = {key.lower(): key for key in reversed(columns)}
     found = wanted if wanted in columns else lower.get(wanted.lower())
     if found is None and is_needed:
-        there = ", ".join(columns)
-        raise DataError(f"file {path}: data.{setting} = {wanted!r}: must be one of {there}")
+        raise DataError(f"data.{setting} = {wanted!r}: must be one of {', '.join(columns)}")
     return found
 
 
 class _Entries(NamedTuple):
     """The nodes or the edges of a file: their cells by column, and what errors call them."""
 
-    path: Path
-    unit: str  # the word for one of them: line, node or edge
+    unit: str  # what errors call one of them, such as `nodes.csv: line` or `node`
     places: Sequence[int]  # of each in the file
     cells: dict[str, list[Any]]  # Any: a value of the file
     how: ReadOptions
 
     def wrong(self, row: int, why: str) -> DataError:
-        return DataError(f"file {self.path}, {self.unit} {self.places[row]}: {why}")
+        return DataError(f"{self.unit} {self.places[row]}: {why}")
 
     def words(self, key: str, given: Sequence[object]) -> list[str | None]:
         result = list[str | None]()
@@ -152,19 +148,18 @@ def _graph(
 ) -> dict[str, object]:
     """Return nodes and edges as the entries of a saved graph, unchecked."""
     if not nodes.places:
-        raise DataError(f"file {nodes.path}: has no nodes")
+        raise DataError("has no nodes")
     names, number = nodes.words("name", ids), dict[str, int]()
     for row, name in enumerate(names):
         if name is None:
             raise nodes.wrong(row, "name: is empty; every node needs a name of its own")
         if (first := number.setdefault(name, row)) != row:
-            place = f"{nodes.unit} {nodes.places[first]}"
-            raise nodes.wrong(row, f"name: {name!r} is there already, {place}")
+            raise nodes.wrong(row, f"name: {name!r} is there already, {nodes.places[first]}")
     own = {key: nodes.words(key, nodes.cells[column]) for key, column in roles.own.items()}
     own = {key: words for key, words in own.items() if any(words)}
     if nodes.how.needs_labels and LABEL not in own:
         others = ", ".join(roles.features)
-        raise DataError(f"file {nodes.path}: no {LABEL} at any node; data.label names it: {others}")
+        raise DataError(f"no {LABEL} at any node; data.label names it: {others}")
     values: dict[str, object] = {"y": own.pop(LABEL, [None] * len(names)), "names": (*number,)}
     if (splits := own.pop(SPLIT, None)) is not None:
         for row, split in enumerate(splits):
@@ -185,7 +180,7 @@ def _graph(
                 raise edges.wrong(row, f"{key}: {name or ''!r:.40} is no node")
         pairs.append(torch.tensor([number[str(name)] for name in found], dtype=torch.int64))
     wanted = edges.how.weight
-    weight = _column(edges.path, "weight", wanted or WEIGHT, [*edges.cells], wanted is not None)
+    weight = _column("weight", wanted or WEIGHT, [*edges.cells], wanted is not None)
     unused, notes = sorted({*edges.cells} - {weight, "key", "id"}), roles.notes
     notes = [*notes, f"{', '.join(unused)} of the edges not used"] if unused else notes
     if weight is not None:
@@ -201,7 +196,8 @@ def _graph(
 
 def _features(nodes: _Entries, keys: Sequence[str]) -> tuple[Tensor, Columns]:
     """Return features, float64 ``[n, f]``, NaN until all nodes are known, and their columns."""
-    takes_words, parts, pairs = nodes.how.categories == ONE_HOT, list[Tensor](), []
+    takes_words, parts = nodes.how.categories == ONE_HOT, list[Tensor]()
+    pairs = list[tuple[str, str | None]]()
     for key in keys:
         remedy = f"leave {key} out, or set data.categories={ONE_HOT}, or data.label={key}"
         numbers, words = nodes.numbers(key, "" if takes_words else remedy)
@@ -210,37 +206,36 @@ def _features(nodes: _Entries, keys: Sequence[str]) -> tuple[Tensor, Columns]:
             wrong |= numbers.isnan().index_fill(0, torch.tensor([*words], dtype=torch.int64), False)
         if words and (some := ~numbers.isnan()).any():
             row, (other, word) = int(some.nonzero()[0]), next(iter(words.items()))
-            why = f"{numbers[row]:g} is a number, but {nodes.unit} {nodes.places[other]} has"
-            raise nodes.wrong(row, f"{key}: {why} {word!r:.40}")
+            why = f"is a number, but {nodes.places[other]} has {word!r:.40}"
+            raise nodes.wrong(row, f"{key}: {numbers[row]:g} {why}")
         if wrong.any():
             value = float(numbers[row := int(wrong.nonzero()[0])])
             raise nodes.wrong(row, f"{key}: {value}: must be a number below 3e38{if_nan(value)}")
         if words:
-            with saying(f"file {nodes.path}, {key}"):
+            with saying(key):
                 numbers, found = encode_words(numbers, words)
                 known = [*found]
         parts.append(numbers.reshape(len(numbers), -1))
         pairs += [(key, word) for word in known]
-    return torch.cat(parts, 1), Columns.from_json(pairs)
+    return torch.cat(parts, 1), Columns(pairs)
 
 
 def read_tables(folder: Path, how: ReadOptions) -> dict[str, object]:
     """Read ``nodes.csv`` and ``edges.csv`` of a folder."""
-    path = table_in(folder, NODES)
-    nodes = _read_table(path, how)
-    roles = roles_of(path, [*nodes.cells], how)
-    if len(roles.names) != 1:
-        wanted, found = " or ".join(NAMES[:2]), " and ".join(roles.names) or "neither"
-        raise DataError(f"file {path}: one column must name the nodes, {wanted}: has {found}")
+    nodes = _read_table(table_in(folder, NODES), how)
+    with saying(NODES):
+        roles = roles_of([*nodes.cells], how)
+        if len(roles.names) != 1:
+            wanted, found = " or ".join(NAMES[:2]), " and ".join(roles.names) or "neither"
+            raise DataError(f"one column must name the nodes, {wanted}: has {found}")
     path = table_in(folder, EDGES)
     if not path.is_file():
-        raise DataError(f"file {path}: there is no such file; its columns are {' and '.join(ENDS)}")
+        raise DataError(f"{EDGES}: there is no such file; its columns are {' and '.join(ENDS)}")
     edges = _read_table(path, how)
     by_name = {key.lower(): key for key in reversed(edges.cells)}
     ends = next((pair for pair in (ENDS, ENDS_OF_R) if {*pair} <= {*by_name}), ENDS)
     if missing := [key for key in ends if key not in by_name]:
-        there = ", ".join(edges.cells)
-        raise DataError(f"file {path}, line 1: no column {missing[0]}; there are {there}")
+        raise DataError(f"{EDGES}: no column {missing[0]}; there are {', '.join(edges.cells)}")
     for key, end in zip(ENDS, ends, strict=True):
         edges.cells[key] = edges.cells.pop(by_name[end])
     return _graph(nodes, nodes.cells[roles.names[0]], roles, edges)
@@ -248,7 +243,8 @@ def read_tables(folder: Path, how: ReadOptions) -> dict[str, object]:
 
 def names_clients(folder: Path) -> bool:
     """Return whether tables have a column for the client, from their header alone."""
-    header = _read_table(table_in(folder, NODES), PLAIN, rows=0).cells
+    with saying(f"file {folder}"):
+        header = _read_table(table_in(folder, NODES), PLAIN, rows=0).cells
     return CLIENT in [key.lower() for key in header]
 
 
@@ -261,11 +257,14 @@ def _read_table(path: Path, how: ReadOptions, rows: int | None = None) -> _Entri
         for number, line in enumerate(iter(partial(stream.readline, MOST_ROW), ""), 1):
             used += len(line)
             if used >= MOST_ROW:
-                why = f"a row of more than {MOST_ROW:,} characters"
-                raise DataError(f"file {path}, line {number}: {why}")
+                raise DataError(f"line {number}: a row of more than {MOST_ROW:,} characters")
             yield line
 
-    with reading(f"file {path}", DataError), open_text(path, MOST_GRAPH, "utf-8-sig") as stream:
+    with (
+        reading(path.name, DataError),
+        saying(path.name),
+        open_text(path, MOST_GRAPH, "utf-8-sig") as stream,
+    ):
         text = lines()
         first = next(text, "")
         delimiter = max(",;\t", key=_QUOTED.sub("", first).count)
@@ -275,14 +274,14 @@ def _read_table(path: Path, how: ReadOptions, rows: int | None = None) -> _Entri
             while header and not header[-1]:  # a comma ends the line
                 header.pop()
             if not header:
-                raise DataError(f"file {path}: is empty; its first line must name the columns")
+                raise DataError("is empty; its first line must name the columns")
             lower = [key.lower() for key in header]
             for index, key in enumerate(header):
                 if not key or _INDEX.fullmatch(key):
                     remedy = "save it with index=False (pandas) or row.names = FALSE (R)"
-                    raise DataError(f"file {path}, line 1: a column is called {key!r}: {remedy}")
+                    raise DataError(f"a column is called {key!r}: {remedy}")
                 if lower[index] in lower[:index]:
-                    raise DataError(f"file {path}: two columns are called {lower[index]!r}")
+                    raise DataError(f"two columns are called {lower[index]!r}")
             places, read, wanted = list[int](), list[list[str]](), len(header)
             cells: dict[str, list[Any]] = {key: [] for key in header}
             for row in islice(reader, rows):
@@ -290,17 +289,17 @@ def _read_table(path: Path, how: ReadOptions, rows: int | None = None) -> _Entri
                 if not any(cell.strip(BLANK) for cell in row):
                     continue
                 if len(row) != wanted and (len(row) < wanted or any(row[wanted:])):
-                    why = f"{len(row)} cells, line 1 {wanted}"  # not commas that end the line
-                    why += "; a comma needs quotes, or R wrote row.names"
-                    raise DataError(f"file {path}, line {reader.line_num}: {why}")
+                    # Not commas that end the line
+                    why = f"{len(row)} cells, line 1 {wanted}; a comma needs quotes, or R wrote"
+                    raise DataError(f"line {reader.line_num}: {why} row.names")
                 places.append(reader.line_num)
                 read.append(row)
                 if len(read) == AT_ONCE:
                     _add_columns(cells, read)
             _add_columns(cells, read)
         except csv.Error as error:
-            raise DataError(f"file {path}, line {reader.line_num}: is damaged ({error})") from error
-    return _Entries(path, "line", places, cells, how)
+            raise DataError(f"line {reader.line_num}: is damaged ({error})") from error
+    return _Entries(f"{path.name}: line", places, cells, how)
 
 
 def _add_columns(cells: Mapping[str, list[Any]], rows: list[list[str]]) -> None:
@@ -319,22 +318,21 @@ def read_node_link(path: Path, how: ReadOptions) -> dict[str, object]:
     given = [one for key in ("links", "edges") if isinstance(one := listed.get(key), list)]
     links = max(given, key=len, default=None)
     if not isinstance(listed.get("nodes"), list) or links is None:
-        raise DataError(f"file {path}: must be node-link JSON, with lists `nodes` and `links`")
+        raise DataError("must be node-link JSON, with lists `nodes` and `links`")
     if all(given) and len(given) > 1 and given[0] != given[1]:
-        raise DataError(f"file {path}: has `links` and `edges`, which differ: leave one out")
+        raise DataError("has `links` and `edges`, which differ: leave one out")
     for kind, entries in (("node", listed["nodes"]), ("edge", links)):
         for index, entry in enumerate(entries):
             if not isinstance(entry, dict):
-                raise DataError(f"file {path}, {kind} {index}: {entry!r:.40} is no table")
+                raise DataError(f"{kind} {index}: {entry!r:.40} is no table")
     ids = []
     for entry in listed["nodes"]:
         key = next((one for one in entry if one.lower() == "id"), None)
         ids.append(entry.get("name") if key is None else entry.pop(key))
-    return _of_entries(path, ids, listed["nodes"], links, how)
+    return _of_entries(ids, listed["nodes"], links, how)
 
 
 def _of_entries(
-    path: Path,
     ids: Sequence[object],
     given: Sequence[Mapping[str, Any]],
     links: Sequence[Mapping[str, Any]],
@@ -347,11 +345,11 @@ def _of_entries(
         keys = dict.fromkeys(chain(*entries, ends))
         most = max(MOST_FILLED, SPARSEST * sum(map(len, entries)))
         if len(keys) * len(entries) > most:
-            raise DataError(f"file {path}: {len(keys):,} attributes: more than {most:,} entries")
+            raise DataError(f"{len(keys):,} attributes: more than {most:,} entries")
         cells: dict[str, list[Any]] = {key: [one.get(key) for one in entries] for key in keys}
-        both.append(_Entries(path, unit, range(len(entries)), cells, how))
+        both.append(_Entries(unit, range(len(entries)), cells, how))
     nodes, edges = both
-    roles = roles_of(path, [*nodes.cells], how, program)
+    roles = roles_of([*nodes.cells], how, program)
     columns = list[str]()
     for key in roles.features:  # a list of numbers is several features
         values = nodes.cells[key]
@@ -421,7 +419,7 @@ def read_graphml(path: Path, how: ReadOptions) -> dict[str, object]:
         said(element, "edge") | {key: element.get(key) for key in ENDS}
         for element in root.iterfind(".//{*}edge")
     ]
-    return _of_entries(path, ids, nodes, links, how, program)
+    return _of_entries(ids, nodes, links, how, program)
 
 
 def _refuse_entity(name: str, *_: object) -> None:

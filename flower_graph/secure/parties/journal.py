@@ -13,10 +13,8 @@ SuperNode that has lost its state. Both count as beginning anew, which is allowe
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -33,7 +31,7 @@ from flower_graph.secure.channel import framed
 from flower_graph.secure.node_config import DIFFER_BY
 from flower_graph.secure.relayed import REFUSAL
 from flower_graph.storage.reading import MOST_RECORD, parse_json, read_bytes, reading
-from flower_graph.storage.writing import replaced
+from flower_graph.storage.writing import locked, replaced
 
 __all__ = ["Journal"]
 
@@ -254,9 +252,9 @@ class Journal:
         """Change the record of a run; it is on the disk if the block ends well."""
         name = _name(run)
         # The folder has the lock, as the file itself is another one after each change.
-        handle = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with locked(self._path.parent) as handle:
+            if handle is None:
+                raise IdentityError(f"journal {self._path}: its folder is gone")
             content = Content.read(self._path)
             kept = content.runs[name] = content.runs.pop(name, Kept())
             yield content, kept
@@ -273,8 +271,6 @@ class Journal:
                 raise IdentityError(
                     f"journal {self._path}: cannot be written: {error.strerror}"
                 ) from error
-        finally:
-            os.close(handle)
 
     def _kept(self, run: tuple[bytes, ...]) -> Kept:
         return Content.read(self._path).runs.get(_name(run), Kept())

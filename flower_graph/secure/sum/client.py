@@ -18,9 +18,9 @@ and are on the list, and enough partners have signed the very same list.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -73,12 +73,6 @@ from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import Bytes, Integers
 
 OF_NODE = "trust", "_least"  # are not in the state that is kept
-# How exchanges of epochs and lists are answered
-EXCHANGES: dict[str, tuple[type[Message], str]] = {
-    "sum_reveal": (RevealRequest, "reveal"),
-    "sum_epoch": (EpochRequest, "begin"),
-    "sum_list": (ListRequest, "sign_list"),
-}
 
 
 @dataclass
@@ -111,13 +105,11 @@ class ClientRound:
 
 
 class Received(NamedTuple):
-    """The partners' sealed packets of a round, opened: all that is needed to mask a sum."""
+    """What a server states about a sum, checked, and a round with its packets opened."""
 
     kept: ClientRound
     request: MaskRequest
     ring: Ring | None
-    held: Bytes  # as ``ClientRound`` has them
-    has: MASKS
     refused: Integers  # [n, 2] own number and that of a partner whose packet does not open
 
 
@@ -176,25 +168,20 @@ class SumClient:
 
     def answer(self, action: str, config: Config) -> Config:
         """Answer an exchange in which no vector travels, as the request's entries ask."""
-        if action == "sum_enroll":
-            asked = KeyRequest.from_config(config)
-            self._check_run(asked.run_id, self.run_id)
-            why = "no trusted server's sum" if self.trust else "its registry has no key for it"
-            why = f"with{'' if self.trust else 'out'} a key of its own: {why}"
-            refuse_if(bool(asked.signed) != (self.trust is not None), why)
-            return self.keys().to_config()
-        if action in EXCHANGES:
-            request, method = EXCHANGES[action]
-            reply: Message = getattr(self, method)(request.from_config(config))
-            return reply.to_config()
-        answer: Config = {}
-        if "unmask-run" in config:
-            answer |= self.unmask(UnmaskRequest.from_config(config)).to_config()
-        if "prepare-run" in config:
-            answer |= self.prepare(PrepareRequest.from_config(config)).to_config()
-        return answer
+        replies: Config = {}
+        for kind, reply in ANSWERS[action]:
+            if action != "sum_unmask" or f"{kind.prefix}run" in config:
+                replies |= reply(self, kind.from_config(config)).to_config()
+        return replies
 
     # An epoch begins
+
+    def enrol(self, request: KeyRequest) -> KeyReply:
+        self._check_run(request.run_id, self.run_id)
+        why = "no trusted server's sum" if self.trust else "its registry has no key for it"
+        why = f"with{'' if self.trust else 'out'} a key of its own: {why}"
+        refuse_if(bool(request.signed) != (self.trust is not None), why)
+        return self.keys()
 
     def keys(self) -> KeyReply:
         """State the clients hosted here; a party also commits to its part of the graph's seed."""
@@ -272,19 +259,8 @@ class SumClient:
         held, has, refused = self._open(kept, request)
         few = f"fewer than {kept.threshold} of its partners take part"
         refuse_if(has.sum() < kept.threshold, few)
-        if (epoch := self.epoch) is not None:
-            # A packet that opens shows that the key beside it is the partner's. One that does not
-            # may be the partner's fault or the server's: the partner's signature tells.
-            assert request.signatures is not None  # as ``_check_ready`` says
-            live = kept.partners[request.live].tolist()
-            for partner in refused[:, 1].tolist():
-                at = live.index(partner)
-                signed = epoch.key_parts(kept.number, request.round_keys[at].tobytes())
-                signature = request.signatures[at].tobytes()
-                is_signed = self._trusted().registry.verify(partner, signature, ROUND_KEY, *signed)
-                why = f"the round key of party {partner} is not the one it signed"
-                refuse_if(not is_signed, why)
-        return Received(kept, request, ring, held, has, refused)
+        kept.held, kept.has, kept.live = held, has, request.live
+        return Received(kept, request, ring, refused)
 
     def mask(
         self,
@@ -317,7 +293,6 @@ class SumClient:
             Journal(trust.journal).check_state(terms.purpose, digest, who)
             held_by = max(held_by, len(epoch.points))
         terms.check_guard(held_by)
-        kept.held, kept.has, kept.live = came.held, came.has, request.live
         kept.terms = terms.digest(request.length, request.word, kept.threshold, kept.minimum)
         masked = np.array(total)
         if kept.partners.size:
@@ -551,11 +526,29 @@ class SumClient:
             pieces(request.share_commitments.reshape(-1, 2 * COMMITMENT_BYTES)),
             strict=True,
         )
-        for at, dealer, secret, round_key, packet, promised in parts:
+        for place, (at, dealer, secret, round_key, packet, promised) in enumerate(parts):
             about = self.sum_run, kept.number, dealer, self.party
             plain = channel.unseal(secret, channel.packet_context(*about), round_key, packet)
             both = (plain[:SHARE_BYTES], plain[SHARE_BYTES:]) if plain else (b"", b"")
             if b"".join(channel.commit_to_shares(*about, both)) == promised:
                 held[at], has[at] = rows_of(both, 2, SHARE_BYTES), True
+            elif (epoch := self.epoch) is not None and request.signatures is not None:
+                # A packet that opens shows that the key beside it is the partner's. One that does
+                # not may be the partner's fault or the server's: the partner's signature tells.
+                signed = ROUND_KEY, *epoch.key_parts(kept.number, round_key)
+                signature = request.signatures[place].tobytes()
+                is_signed = self._trusted().registry.verify(dealer, signature, *signed)
+                why = f"the round key of party {dealer} is not the one it signed"
+                refuse_if(not is_signed, why)
         failed = kept.partners[live & ~has]
         return held, has, np.stack([np.full_like(failed, self.party), failed], 1)
+
+
+# What answers each exchange; of the last, either may be missing
+ANSWERS: dict[str, list[tuple[type[Message], Callable[[SumClient, Any], Message]]]] = {
+    "sum_enroll": [(KeyRequest, SumClient.enrol)],
+    "sum_reveal": [(RevealRequest, SumClient.reveal)],
+    "sum_epoch": [(EpochRequest, SumClient.begin)],
+    "sum_list": [(ListRequest, SumClient.sign_list)],
+    "sum_unmask": [(UnmaskRequest, SumClient.unmask), (PrepareRequest, SumClient.prepare)],
+}

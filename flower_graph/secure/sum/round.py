@@ -96,7 +96,7 @@ class Skipped:
     reason: Reason
 
 
-StageReply = PrepareReply | MaskedReply | UnmaskReply
+StageReply = PrepareReply | MaskedReply | ListReply | UnmaskReply
 # Told the reason and, of what is proven, the SuperNode: its clients are asked no more
 Blame = Callable[[Reason, int | None], None]
 
@@ -322,12 +322,13 @@ class SumRound:
         if chosen not in self._sums:
             self._sums.append(chosen)
         request = ListRequest(self.run_id, self.number, listed)
-        return {node: request for node, row in self._rows.items() if listed[row]}
+        requests = {node: request for node, row in self._rows.items() if listed[row]}
+        self._stage, self._open = "list", set(requests)
+        return requests
 
-    def take_list(self, node: int, reply: ListReply) -> None:
-        if node not in self._rows or self._epoch is None:
-            raise MalformedReplyError(f"node {node} was not asked in round {self.number}")
-        row, terms = self._rows[node], (self.live, self.contributed, self.terms)
+    def _take_list(self, row: int, reply: ListReply) -> None:
+        assert self._epoch is not None
+        terms = self.live, self.contributed, self.terms
         parts = self._epoch.signed_parts(self.number, *terms)
         self.lists[row], self.signed[row] = self._verified(row, reply.signature, LIST, parts), True
 
@@ -342,7 +343,7 @@ class SumRound:
         return signature
 
     def unmask_requests(self) -> dict[int, UnmaskRequest]:
-        """End the second stage; write the third request to each SuperNode of the second."""
+        """End the stage before; write the last request to each SuperNode that masked a sum."""
         if self.skipped:
             return {}
         self._stage = "unmask"
@@ -503,5 +504,6 @@ class SumRound:
 STAGES: dict[type[StageReply], tuple[str, Callable[[SumRound, int, Any], None]]] = {
     PrepareReply: ("prepare", SumRound._take_prepare),
     MaskedReply: ("mask", SumRound._take_masked),
+    ListReply: ("list", SumRound._take_list),
     UnmaskReply: ("unmask", SumRound._take_shares),
 }

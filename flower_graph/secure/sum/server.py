@@ -98,6 +98,7 @@ class SumServer:
         self._at: dict[int, int] = {}  # SuperNode: party
         self.homes: dict[int, int] = {}  # client: SuperNode
         self.blamed: list[Reason] = []  # clients at fault and what they did, oldest first
+        self._named = 0  # of these that `take_blamed` has returned
         self._excluded: set[int] = set()
         self._barred: set[int] = set()  # those SuperNodes
         self._beginnings = Counter[int]()  # of each client, with new keys
@@ -173,18 +174,22 @@ class SumServer:
         why = f"run {reply.run_id.hex()}, expected {self.run_id.hex()}"
         refuse_if(reply.run_id != self.run_id, why, MalformedReplyError)
 
-    def enroll(self, node: int, reply: KeyReply, gone: Collection[int] = ()) -> None:
+    def enroll(self, node: int, reply: KeyReply) -> None:
         """Enrol a SuperNode's clients; if it enrols again, its new keys replace the old."""
         self.check_keys(node, reply)
         clients = reply.clients.tolist()
         for client in clients:
             owner = self.node_of(client)
             why = f"client {client} belongs to node {owner}"
-            refuse_if(owner not in (None, node, *gone), why, MalformedReplyError)
-        for old in (node, *gone):
-            self.forget(old)
+            refuse_if(owner not in (None, node), why, MalformedReplyError)
+        self.forget(node)
         self._settle(node, reply)
         self._beginnings.update(clients)
+
+    def take_blamed(self) -> list[Reason]:
+        """Return who was blamed since the last call, and why."""
+        blamed, self._named = self.blamed[self._named :], len(self.blamed)
+        return blamed
 
     def exclude(self, clients: Iterable[int]) -> None:
         """Exclude clients whose fault was proven before the run was resumed."""
@@ -248,13 +253,10 @@ class SumServer:
     def sign(self, number: int, server_round: int, send: Send) -> None:
         """Settle the members of a sum; parties that do not trust the server sign them."""
         requests = self.list_requests(number)
-        self._exchange(send, server_round, "sum_list", requests, ListReply, self.take_list)
+        self._exchange(send, server_round, "sum_list", requests, ListReply, self.take)
 
     def list_requests(self, number: int) -> dict[int, ListRequest]:
         return self._there(self._round(number).list_requests())
-
-    def take_list(self, node: int, reply: ListReply) -> None:
-        self._round(reply.server_round).take_list(node, reply)
 
     def unmask_requests(self, number: int) -> dict[int, UnmaskRequest]:
         """Write the requests for shares; none if too few clients are in the sum."""
@@ -477,11 +479,11 @@ class PartySums(SumServer):
     def knows(self, old: int, reply: KeyReply) -> bool:
         return reply.number in self._taking_part and super().knows(old, reply)
 
-    def enroll(self, node: int, reply: KeyReply, gone: Collection[int] = ()) -> None:
+    def enroll(self, node: int, reply: KeyReply) -> None:
         self.check_keys(node, reply)
         party, home = reply.number, self.node_of_party(reply.number)
         why = f"party {party} is at node {home} already"
-        refuse_if(home not in (None, node, *gone), why, MalformedReplyError)
+        refuse_if(home not in (None, node), why, MalformedReplyError)
         if party in self._taking_part and self._is_same(reply):
             self._settle(node, self.bindings[party])  # it goes on, as all know it
             return

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -35,15 +35,16 @@ from flower_graph.secure.sum.messages import (
 )
 from flower_graph.secure.sum.round import Cause, Reason, Skipped, SumResult
 from flower_graph.secure.sum.server import Send, SumServer
+from flower_graph.server.membership import Membership
 from flower_graph.wire.arrays import Config, Scalar, decode_array
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.codec import Message
-from flower_graph.wire.exchange import Exchange, Rejected, Replies, sorted_out
+from flower_graph.wire.exchange import Exchange, Rejected, Replies
+from flower_graph.wire.fields import Resume, read_handled
 from flower_graph.wire.keys import ARRAYS, CONFIG, MASKED_SUM, METRICS
-from flower_graph.wire.ledger import reply_bytes, setup_bytes
+from flower_graph.wire.ledger import reply_bytes
 
 LOG = logging.getLogger(__name__)
-REMEDY = "if they have, one of them lies: use a registry (PartySums)"
 T = TypeVar("T")
 
 
@@ -70,6 +71,60 @@ def entries_of(content: RecordDict) -> dict[str, object]:
     return {**content.metric_records.get(METRICS, {}), **config}
 
 
+class Keys(NamedTuple):
+    """A SuperNode's clients and keys."""
+
+    clients: list[int]  # Ascending
+    handled: int | None  # How many messages of this run they have handled, if known
+    reply: KeyReply
+
+
+class SumMembership(Membership):
+    """The clients of each SuperNode, and their keys of secure sums."""
+
+    needs_query, message_type = True, "train.sum_enroll"
+
+    def __init__(self, sums: SumServer) -> None:
+        super().__init__()
+        self.sums = sums
+        # The clients of each SuperNode, if the caller has enrolled them: it may bring no others
+        self.hosted: Mapping[int, Iterable[int]] | None = None
+
+    def question(self, resume: Resume) -> RecordDict:
+        return self.sums.question().to_record()
+
+    def read(self, node: int, content: RecordDict) -> Keys:
+        entries = entries_of(content)
+        reply = KeyReply.from_config(entries)
+        expected = reply.clients if self.hosted is None else list(self.hosted[node])
+        if (strange := np.setdiff1d(reply.clients, expected)).size:
+            raise MalformedReplyError(f"client {strange[0]} is not one that it enrolled with")
+        self.sums.check_keys(node, reply)
+        return Keys(sorted(reply.clients.tolist()), read_handled(entries), reply)
+
+    def is_back(self, olds: Collection[int], answer: Keys) -> bool:
+        return len(olds) == 1 and all(self.sums.knows(old, answer.reply) for old in olds)
+
+    def replaced(self, old: int, node: int, answer: Keys) -> None:
+        """Rename a SuperNode that is back with its keys; forget one without."""
+        if self.sums.knows(old, answer.reply):
+            self.move(old, node)
+        else:
+            self.forget(old)
+
+    def enrolled(self, node: int, answer: Keys) -> None:
+        if self.sums.node_of(answer.clients[0]) != node:
+            self.sums.enroll(node, answer.reply)
+
+    def move(self, old: int, node: int) -> None:
+        self.sums.move(old, node)
+        super().move(old, node)
+
+    def forget(self, node: int) -> None:
+        self.sums.forget(node)
+        super().forget(node)
+
+
 class SecureSum:
     """The server's half: asks the clients for masked vectors and adds them up.
 
@@ -77,7 +132,7 @@ class SecureSum:
     ----------
     exchange : Exchange or callable
         How messages are sent. With a callable, such as ``Session.send``, the caller enrols
-        SuperNodes and drives the stages: `ready`, `masks`, `reveal`, `result`.
+        SuperNodes in ``members`` and drives the stages: `ready`, `masks`, `reveal`, `result`.
     limit : float
         Largest absolute value of a single number; a client with a larger one is left out.
     resolution : float
@@ -91,11 +146,12 @@ class SecureSum:
         SuperNodes to wait for.
     guard : bool
         Whether words have bits to spare for pads that clients add (`flower_graph.secure.ring`).
-    first : int
-        Number of the first sum.
+    members : SumMembership, optional
+        The SuperNodes with their keys, if the caller enrols them; ``server`` is theirs then.
     """
 
     unmask = "train.sum_unmask"  # type of the messages that unmask one sum and prepare the next
+    first = 0  # number of the first sum
 
     def __init__(
         self,
@@ -107,11 +163,14 @@ class SecureSum:
         timeout: float = 600.0,
         min_nodes: int = 1,
         guard: bool = False,
-        first: int = 0,
+        members: SumMembership | None = None,
     ) -> None:
-        self.server = server = SumServer() if server is None else server
+        self.members = members or SumMembership(server or SumServer())
+        self.server = server = self.members.sums
         self._exchange, self._timeout = exchange, timeout
-        self.number = first - 1  # of the newest sum
+        send = exchange if callable(exchange) else partial(exchange.send, timeout=timeout)
+        self._send: Send = send
+        self.number = self.first - 1  # of the newest sum
         self._unmasked = self.number  # of the sum that was unmasked last
         self.clients: list[int] = []  # that it was made ready for; none if none is ready
         self._limit = limit
@@ -120,7 +179,6 @@ class SecureSum:
         self.rejected: list[Rejected] = []  # SuperNodes left out of an exchange; for the caller
         refuse_if(min_nodes < 1, f"min_nodes: {min_nodes} is not at least 1", ValueError)
         self._min_nodes = max(server.fewest_nodes, min_nodes)
-        self._enrolled: set[int] = set()
 
     def sum(
         self, server_round: int, length: int, config: Mapping[str, Scalar] | None = None
@@ -174,14 +232,17 @@ class SecureSum:
             Clients that the sum is for, ascending. At most the server's share ``dropout`` of them
             may be missing from it, else it is skipped.
         """
+        members, exchange, timeout = self.members, self._exchange, self._timeout
+        assert isinstance(exchange, Exchange)
         if nodes is None:
-            assert isinstance(self._exchange, Exchange)
-            nodes = self._exchange.nodes(self._min_nodes, self._timeout)
+            nodes = exchange.nodes(self._min_nodes, timeout)
         present = set(nodes)
         self.server.renew()
-        self._enroll(server_round, present, nodes if isinstance(nodes, Mapping) else None)
+        members.hosted = nodes if isinstance(nodes, Mapping) else None
+        self.rejected += members.ask(exchange, sorted(present), server_round, timeout)
+        for gone in members.clients.keys() - present:
+            members.forget(gone)
         self.begin(server_round, present)
-        self._enrolled &= set(self.server.homes.values())
         if not self.clients:
             self.ready(server_round, self.server.clients)
         return self.clients
@@ -232,69 +293,8 @@ class SecureSum:
 
     def forget(self, node: int) -> None:
         """Remove a SuperNode that has lost its keys; it is asked for new ones."""
-        self.server.forget(node)
-        self._enrolled.discard(node)
-
-    def _enroll(
-        self,
-        server_round: int,
-        nodes: set[int],
-        hosted: Mapping[int, Iterable[int]] | None = None,
-    ) -> None:
-        # One that is back under another id, with its keys, takes the place that it had.
-        gone = self._enrolled - nodes
-        request = self.server.question().to_record()
-        requests = dict.fromkeys(sorted(nodes - self._enrolled), request)
-
-        def read(node: int, content: RecordDict) -> KeyReply:
-            reply = KeyReply.read(content)
-            expected = reply.clients if hosted is None else list(hosted[node])
-            if (strange := np.setdiff1d(reply.clients, expected)).size:
-                raise MalformedReplyError(f"client {strange[0]} is not one that it enrolled with")
-            self.server.check_keys(node, reply)
-            return reply
-
-        if requests:
-            replies = self._ask(
-                requests,
-                server_round,
-                read,
-                message_type="train.sum_enroll",
-                max_reply_bytes=setup_bytes(),
-            )
-            self._admit(replies.values, gone)
-        for old in gone:
-            self.server.forget(old)
-        self._enrolled &= nodes
-
-    def _admit(self, answers: Mapping[int, KeyReply], gone: set[int]) -> None:
-        """Enrol SuperNodes that have shown their keys, except those that claim others' clients."""
-        server, homes = self.server, self.server.homes
-        claims: dict[int, list[int]] = {n: keys.clients.tolist() for n, keys in answers.items()}
-        before = {n: {homes[c] for c in local if c in homes} & gone for n, local in claims.items()}
-        # Whoever has the keys of one that is gone is that one
-        back = {
-            node: next(iter(old))
-            for node, old in before.items()
-            if len(old) == 1 and server.knows(next(iter(old)), answers[node])
-        }
-        holders = {client: node for client, node in homes.items() if node not in gone}
-        holders |= {client: node for node in back for client in claims[node]}
-        refused = sorted_out(claims, holders, is_first=not self._enrolled, remedy=REMEDY)
-        for node in sorted(answers.keys() - refused.keys()):
-            try:
-                if node in back:
-                    server.move(back[node], node)
-                else:
-                    server.enroll(node, answers[node], before[node])
-            except MalformedReplyError as error:
-                refused[node] = str(error)
-            else:
-                gone -= before[node]
-                self._enrolled.add(node)
-        for node, reason in refused.items():
-            LOG.warning("node %d takes no part in the sum: %s", node, reason)
-            self.rejected.append(Rejected(node, reason))
+        if node in self.members.clients:
+            self.members.forget(node)
 
     # The stages, over messages that a caller may send
 
@@ -306,6 +306,9 @@ class SecureSum:
     def begin(self, server_round: int, nodes: Collection[int]) -> bool:
         """Have clients agree on the members, if need be; return whether they began anew."""
         begun = self.server.begin(server_round, self._ask, nodes, self._limit)
+        # Parties without a binding for the next epoch are asked again.
+        for node in self.members.clients.keys() - self.server.homes.values():
+            self.members.forget(node)
         if begun:
             self.give_up()
         return begun
@@ -357,14 +360,14 @@ class SecureSum:
             if node in prepare:
                 self.server.take(node, PrepareReply.read(content))
 
-        nodes = {**unmask, **prepare}
-        if not nodes:
+        requests = {
+            node: as_record(*(asked[node] for asked in (unmask, prepare) if node in asked))
+            for node in {**unmask, **prepare}
+        }
+        if not requests:
             return []
         replies = self._ask(
-            {
-                node: as_record(*(asked[node] for asked in (unmask, prepare) if node in asked))
-                for node in nodes
-            },
+            requests,
             server_round,
             read,
             message_type=self.unmask,
@@ -372,28 +375,25 @@ class SecureSum:
         )
         return replies.rejected
 
-    # Any: further arguments of ``Exchange.send``
     def _ask(
         self,
         requests: Mapping[int, RecordDict],
         server_round: int,
         read: Callable[[int, RecordDict], T],
+        *,
+        message_type: str,
         max_reply_bytes: int,
-        **how: Any,
     ) -> Replies[T]:
-        most = max_reply_bytes
-        if not isinstance(self._exchange, Exchange):
-            return self._exchange(requests, server_round, read, max_reply_bytes=most, **how)
-        replies = self._exchange.send(
+        replies = self._send(
             requests,
+            message_type=message_type,
             server_round=server_round,
-            timeout=self._timeout,
             read=read,
-            max_reply_bytes=most,
-            **how,
+            max_reply_bytes=max_reply_bytes,
         )
-        self.rejected += replies.rejected
-        for entry in replies.rejected:
-            if entry.kind is Kind.STATE_LOST:
-                self.forget(entry.node_id)
+        if isinstance(self._exchange, Exchange):
+            self.rejected += replies.rejected
+            for entry in replies.rejected:
+                if entry.kind is Kind.STATE_LOST:
+                    self.forget(entry.node_id)
         return replies
