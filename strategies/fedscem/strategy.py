@@ -88,7 +88,7 @@ from flower_graph.strategies.fedscem.messages import (
     union_terms,
 )
 from flower_graph.strategies.fedscem.modules import EgoGCN
-from flower_graph.wire.arrays import Config, read_array
+from flower_graph.wire.arrays import Config
 from flower_graph.wire.counts import counts_size
 from flower_graph.wire.exchange import Replies, reasons_of
 from flower_graph.wire.fields import Resume
@@ -555,7 +555,7 @@ class EgoSession(Session):
         replies = self.send(
             asked,
             server_round,
-            partial(self._take_masked, length=length),
+            partial(self.sums.take, record=SUMS, array=TOTAL),
             message_type="train.union",
             max_reply_bytes=reply_bytes(length, self.most_clients),
         )
@@ -568,12 +568,6 @@ class EgoSession(Session):
             for node, listed in replies.values.items():
                 absent += [c for c in masks[node].clients.tolist() if c not in listed]
             aligner.union_failed(f"their tables could not be added up: {result.reason}", absent)
-
-    def _take_masked(self, node: int, content: RecordDict, length: int) -> list[int]:
-        total = read_array(content, SUMS, TOTAL, (length,), limit=None)
-        reply = MaskedReply.read(content, total=total)
-        self.sums.server.take(node, reply)
-        return list(reply.clients.tolist())
 
     @property
     def most_clients(self) -> int:
