@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from federation import METHODS
 from matplotlib.image import imread
 
 from flower_graph.apps.cli import main as cli
@@ -17,29 +18,22 @@ from flower_graph.method.registry import method_of
 from flower_graph.strategies.fedgls import method as fedgls
 from flower_graph.strategies.ppfl import method as ppfl
 
-Captured = pytest.CaptureFixture[str]
-ROOT = Path(__file__).resolve().parents[1]
-CONFIGS = {
-    "egos": ("fedscem", 3, "{clients: 8, min_nodes: 6}"),
-    "communities": ("fedgls", 6, "{clients: 4}"),
-    "overlaps": ("ppfl", 6, "{public: cover, public_share: 0.1}"),
-}
+
+def small(name: str, *overrides: str) -> list[str]:
+    """Give the words of a small federation's config."""
+    return [METHODS[name].config, *METHODS[name].overrides, *overrides]
+
+
+EGOS = small("fedscem")
 
 
 @pytest.fixture(autouse=True)
 def working_folder(tmp_path, monkeypatch):
-    """Be in a folder with small configs."""
     monkeypatch.chdir(tmp_path)
-    for name, (app, degree, partition) in CONFIGS.items():
-        graph = "nodes: 200, classes: 3, num_features: 40, active: 5"
-        data = f"{{name: csbm, {graph}, degree: {degree}}}"
-        text = f"app: {app}\ndata: {data}\npartition: {partition}\n"
-        Path(f"{name}.yaml").write_text(text, encoding="utf-8")
 
 
-def record_in(out: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((Path(out) / "partition.json").read_text(encoding="utf-8"))
-    return record
+def record_in(out: str) -> Any:
+    return json.loads((Path(out) / "partition.json").read_text(encoding="utf-8"))
 
 
 def means_in(out: str) -> dict[str, float]:
@@ -53,12 +47,12 @@ def folders_in(out: str) -> set[str]:
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        (["egos.yaml", "partition.clients=5"], {"clients": "5"}),
+        (small("fedscem", "partition.clients=5"), {"clients": "5"}),
         (
-            ["communities.yaml", "partition.method=random", "graph.graphless_ratio=0.25"],
-            {"nodes-per-client": "50", "graphless-clients": "1"},
+            small("fedgls", "partition.method=random", "graph.graphless_ratio=0.25"),
+            {"clients": "4", "graphless-clients": "1"},
         ),
-        (["overlaps.yaml"], {"nodes-per-client": "50", "public-per-client": "20"}),
+        (small("gat", "partition.public_share=0.1"), {"public-per-client": "16"}),
     ],
     ids=["egos", "communities", "overlaps"],
 )
@@ -130,32 +124,32 @@ def test_nodes_as_clients(capsys):
 
 
 def test_several_seeds_are_averaged_and_folders_are_for_one(capsys):
-    assert cli.main(["partition", "egos.yaml", "--seeds", "0,1", "--out", "two"]) == 0
+    assert cli.main(["partition", *EGOS, "--seeds", "0,3", "--out", "two"]) == 0
     shown = capsys.readouterr().out
-    assert cli.main(["partition", "egos.yaml", "--seeds", "1", "--out", "one"]) == 0
+    assert cli.main(["partition", *EGOS, "--seeds", "3", "--out", "one"]) == 0
     two = record_in("two")
     sizes = two["figures"]["nodes-per-client"]
-    assert two["seeds"] == [0, 1] and len(two["distributions"]) == 2
+    assert two["seeds"] == [0, 3] and len(two["distributions"]) == 2
     assert sizes["values"][1] == means_in("one")["nodes-per-client"] != sizes["values"][0]
     assert sizes["mean"] == pytest.approx(sum(sizes["values"]) / 2)
     assert sizes["std"] == pytest.approx(abs(sizes["values"][0] - sizes["values"][1]) / 2**0.5)
-    assert "Partition of egos.yaml, mean ± deviation over seeds 0, 1\n" in shown
+    assert f"Partition of {EGOS[0]}, mean ± deviation over seeds 0, 3\n" in shown
     # What all seeds agree on has no deviation to show.
-    assert re.search(r"  clients +8\n", shown) and " ± " in shown
+    assert re.search(r"  clients +6\n", shown) and " ± " in shown
     assert "none: 2 seeds" in shown
     assert folders_in("two") == set()
     settings = json.loads(Path("one/server/manifest.json").read_text(encoding="utf-8"))
-    assert settings["settings"]["seed"] == 1
+    assert settings["settings"]["seed"] == 3
 
 
 def test_every_supernode_gets_a_folder_unless_there_are_more_than_anybody_wants(
     capsys, monkeypatch
 ):
     monkeypatch.setattr("flower_graph.apps.cli.partition.MOST_FOLDERS", 3)
-    assert cli.main(["partition", "egos.yaml", "--out", "here", "--supernodes", "3"]) == 0
-    names = {"server", "clients-0000-0001", "clients-0002-0004", "clients-0005-0007"}
+    assert cli.main(["partition", *EGOS, "--out", "here", "--supernodes", "3"]) == 0
+    names = {"server", "clients-0000-0001", "clients-0002-0003", "clients-0004-0005"}
     assert folders_in("here") == names
-    assert "3 for 8 clients\n" in capsys.readouterr().out
-    assert cli.main(["partition", "egos.yaml", "--out", "there"]) == 0
+    assert "3 for 6 clients\n" in capsys.readouterr().out
+    assert cli.main(["partition", *EGOS, "--out", "there"]) == 0
     assert folders_in("there") == set()
-    assert "none: 8 are more than 3" in capsys.readouterr().out
+    assert "none: 6 are more than 3" in capsys.readouterr().out

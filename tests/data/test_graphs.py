@@ -90,6 +90,7 @@ ROWS: list[Row] = [
     ("edges: self-loops",
      {"edge_index": torch.cat([PAIRS, torch.tensor([[4], [4]])], 1)}, "1 self-loops"),
     ("edges: int32", {"edge_index": PAIRS.int()}, ""),
+    ("edges: int32", {"edge_index": PAIRS.tolist()}, ""),
     ("edges: `adj_t`", {"edge_index": None, "adj_t": ADJACENCY}, ""),
     ("edges: to nodes that are not there",
      {"edge_index": torch.tensor([[0, 1], [1, 6]])}, "!edge_index[1, 1] is 6"),
@@ -124,6 +125,7 @@ OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
     (CLIENT, {"y": torch.tensor([0, 5, 0, 5, 0, 100])}, ""),
     (CLIENT, {"edge_index": None}, ""),
     (SERVER, {"y": ["cat", "dog", "cat", "dog", "cat", None]}, "!y has 'cat'"),
+    (SERVER, {"edge_index": PAIRS.numpy()}, ""),
     (SERVER, {"y": torch.tensor([0, 1])}, "!edge_index[0, 4] is 2"),
     (SERVER, {"train_mask": torch.stack([mask(0)] * 3, 1)}, "!train_mask is [6, 3]"),
     (SERVER, {"x": torch.where(X == 3, torch.nan, X)}, ""),  # it looks at no features
@@ -366,14 +368,6 @@ def test_constructors_name_the_client(changes, words):
     with pytest.raises(DataError) as caught:
         check_clients([client(), client(**changes)])
     assert str(caught.value).startswith(f"client 9: {words}")
-
-
-@pytest.mark.parametrize("kind", [Tensor.tolist, Tensor.numpy, Tensor.int])
-def test_a_server_takes_edges_of_any_kind(kind):
-    turned = torch.tensor([[1, 0, 2, 1], [0, 1, 1, 2]])
-    given = SimpleNamespace(edge_index=kind(turned), y=[0, 1, 0], train_mask=[True, True, False])
-    edges, *_ = server_graph(given)
-    assert edges.dtype == torch.int64 and edges.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
 
 
 def test_what_was_found_fit_is_looked_at_once_until_it_is_written_into(monkeypatch):
