@@ -268,7 +268,8 @@ class SecureSum:
 
         ``MalformedReplyError`` if it is not as asked for.
         """
-        total = read_array(content, record, array, (self._length,), limit=None)
+        shape = (self._length,)
+        total = read_array(content, record, array, shape, limit=None, must_be_finite=False)
         reply = MaskedReply.read(content, total=total)
         self.server.take(node, reply)
         return list(reply.clients.tolist())
