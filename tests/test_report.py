@@ -117,21 +117,20 @@ def test_result_figures(tmp_path: Path) -> None:
     assert [line["skipped"] != "" for line in lines(writer.out)] == [False, False, False, True]
     assert lines(writer.out)[0]["parts"] == {"train": 0.5, "align": 3.0}
     result = writer.finish({**FINAL, "latent-rank": np.int64(5)})
-    assert (result["seed"], result["rounds"], result["clients"]) == (3, 4, 10)
-    assert (result["test-accuracy"], result["val-accuracy"]) == (0.65, 0.7)
-    assert (result["best-val-accuracy"], result["test-accuracy-at-best-val"]) == (0.8, 0.6)
-    assert (result["best-round"], result["loss"]) == (2, 0.5)
-    assert (result["rejected"], result["skipped"]) == (1, 1)
-    assert result["bytes"] == {"up": {"latent": 2560}, "down": {"gradient": 1920}}
-    assert result["wire-bytes"] == {"up": 4000, "down": 3600}
     train = {"total": 1.75, "per-round-median": 0.375}
     parts = {"train": train, "align": {"total": 3.0, "per-round-median": 0.0}}
     assert result["seconds"].pop("total") > 0
-    assert result["seconds"] == {"first-round": 0.5, "per-round-median": 1.25, "parts": parts}
+    expected = {
+        **{"seed": 3, "rounds": 4, "clients": 10, "engine": "in-process", "latent-rank": 5},
+        **{"test-accuracy": 0.65, "val-accuracy": 0.7, "loss": 0.5, "rejected": 1, "skipped": 1},
+        **{"best-val-accuracy": 0.8, "test-accuracy-at-best-val": 0.6, "best-round": 2},
+        "bytes": {"up": {"latent": 2560}, "down": {"gradient": 1920}},
+        "wire-bytes": {"up": 4000, "down": 3600},
+        "seconds": {"first-round": 0.5, "per-round-median": 1.25, "parts": parts},
+    }
+    assert {key: result[key] for key in expected} == expected
     assert result["peak-memory-bytes"] > 2**24  # bytes, not kilobytes
-    assert result["latent-rank"] == 5 and result["engine"] == "in-process"
-    named = {"flower-graph", "flwr", "torch", "torch-geometric", "python"}
-    assert set(result["versions"]) == named
+    assert {*result["versions"]} == {"flower-graph", "flwr", "torch", "torch-geometric", "python"}
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
@@ -325,14 +324,15 @@ def test_summary_of_three_seeds(tmp_path: Path) -> None:
     ]
     summary = summarise(tmp_path, results)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
-    spread = {"mean": pytest.approx(0.8), "std": pytest.approx(0.1)}  # n - 1, not n
-    assert summary["loss"] == {**spread, "values": [0.7, 0.8, 0.9]}
-    latent = {"mean": 100, "std": 0, "values": [100, 100, 100]}
-    assert summary["bytes"] == {"up": {"latent": latent}, "down": {}}
-    assert summary["best-round"] == {"mean": None, "std": None, "values": [3, None, 5]}
-    assert summary["config"]["seed"]["values"] == [0, 1, 2]
-    assert summary["config"]["model"] == {"name": "gcn"}
-    assert summary["engine"] == "in-process" and summary["ok"] is True
+    near = {"mean": pytest.approx(0.8), "std": pytest.approx(0.1)}  # n - 1, not n
+    assert summary == {
+        "bytes": {"up": {"latent": {"mean": 100, "std": 0, "values": [100] * 3}}, "down": {}},
+        "engine": "in-process",
+        "ok": True,
+        "config": {"seed": {"mean": 1, "std": 1, "values": [0, 1, 2]}, "model": {"name": "gcn"}},
+        "best-round": {"mean": None, "std": None, "values": [3, None, 5]},
+        "loss": {**near, "values": [0.7, 0.8, 0.9]},
+    }
     assert summarise(tmp_path, [{"loss": 2.0}])["loss"] == {"mean": 2, "std": 0, "values": [2]}
     with pytest.raises(ValueError, match="least"):
         summarise(tmp_path, [])

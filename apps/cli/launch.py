@@ -121,7 +121,7 @@ LOG = "flower.log"  # all lines of Flower's engine, in the run's folder
 TAIL = 40  # lines of the log that an error shows
 LINE_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
-# The app that Flower bundles: a few lines, because the library itself is installed. A SuperLink
+# The app that Flower bundles: this file alone, because the library itself is installed. A SuperLink
 # therefore copies nothing large, and a wheel install runs as a checkout does.
 APP_PYPROJECT = """\
 [project]
@@ -135,8 +135,8 @@ dependencies = ["flower-graph"]
 publisher = "flower-graph"
 
 [tool.flwr.app.components]
-serverapp = "run_server:app"
-clientapp = "run_client:app"
+serverapp = "flower_graph.apps.server_app:app"
+clientapp = "flower_graph.apps.client_app:app"
 
 [tool.flwr.app.config]
 {settings}
@@ -150,7 +150,6 @@ from pathlib import Path
 from flower_graph.apps.cli.launch import clean_up
 clean_up(Path(sys.argv[2]))
 """
-APP_MODULE = 'from flower_graph.apps.{name} import app\n\n__all__ = ["app"]\n'
 
 
 class _NotStartedError(EngineFailedError):
@@ -288,8 +287,6 @@ def _write_app(folder: Path, settings: Mapping[str, str | bool]) -> Path:
     version = json.dumps(flower_graph.__version__)
     pyproject = APP_PYPROJECT.format(version=version, settings="\n".join(lines))
     write_text(folder / "pyproject.toml", pyproject)
-    for side in ("server", "client"):
-        write_text(folder / f"run_{side}.py", APP_MODULE.format(name=f"{side}_app"))
     return folder
 
 

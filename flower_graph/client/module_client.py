@@ -55,14 +55,7 @@ from flower_graph.rng import derive_seed, seeded
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
 from flower_graph.wire.averaging import Asked, Enrolment, Measured, RoundRequest, Rows, Trained
 from flower_graph.wire.fields import Resume
-from flower_graph.wire.keys import (
-    ARRAY_NAMES,
-    CHECKPOINT,
-    EXTRAS,
-    NOT_SAVED,
-    RUN_TOKEN,
-    SERVER_ROUND,
-)
+from flower_graph.wire.keys import ARRAY_NAMES, CHECKPOINT, EXTRAS
 
 __all__ = ["GraphOnDevice", "Learner", "ModuleClient", "SharedModule"]
 
@@ -237,7 +230,7 @@ class ModuleClient(NumPyClient):
             good = {one: self._examples_of(one) for one in clients if one not in left_out}
             weight = sum(good.values())
             for name in filter(self.shared.is_sent, cohort.names):
-                sums[name] = cohort.sums([name], self.counted(name, good))[name].numpy()
+                sums[name] = cohort.total(name, self.counted(name, good)).numpy()
         means = {name: values / weight for name, values in sums.items()}
         trained = Trained(clients=len(clients), left_out=left_out)
         return _answered(means, weight, parameters, trained, self.measured(clients, weight))
@@ -304,8 +297,7 @@ class ModuleClient(NumPyClient):
         if not any(bool(one.masks["train"].any()) for one in judged):
             mean = 0.0
         if config.get(CHECKPOINT):
-            why = self._state.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
-            metrics |= {NOT_SAVED: why} if why else {}
+            metrics |= self._state.save_asked(config)
         return mean, weight, metrics
 
     @torch.no_grad()

@@ -43,9 +43,10 @@ from flower_graph.storage.files import (
     state_key,
 )
 from flower_graph.storage.writing import remove, remove_empty, remove_folder
-from flower_graph.wire.arrays import encode_array
+from flower_graph.wire.arrays import Config, encode_array
 from flower_graph.wire.client_errors import AT_HOME
 from flower_graph.wire.fields import Resume
+from flower_graph.wire.keys import NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 
 if TYPE_CHECKING:
     from flower_graph.data.graph import ClientGraph, EgoNetwork
@@ -203,6 +204,11 @@ class CohortState(Generic[T]):
                     remove(file)
                 remove_empty(file.parent)  # unless others have files there
         return ""
+
+    def save_asked(self, config: Config, more: Tensors | None = None) -> dict[str, str]:
+        """Write the checkpoint that a message asks for; return the answer's entry if it failed."""
+        why = self.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]), more)
+        return {NOT_SAVED: why} if why else {}
 
     def checkpoint_file(self, server_round: int, run: str) -> Path:
         folder = self._shared

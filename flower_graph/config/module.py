@@ -14,13 +14,7 @@ from flower_graph.config.common import (
     DataConfig,
     StrategySection,
 )
-from flower_graph.config.partition import (
-    DIRICHLET,
-    LOUVAIN,
-    METIS,
-    RANDOM,
-    PartitionSection,
-)
+from flower_graph.config.partition import DIRICHLET, LOUVAIN, METIS, RANDOM, PartitionSection
 from flower_graph.config.rules import (
     ABOVE_ZERO,
     BELOW_ONE,

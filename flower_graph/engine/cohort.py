@@ -609,27 +609,23 @@ class Cohort:
                 at = self._index(name, places)
                 self.tensors[name].detach()[at] = first[at].to(self.tensors[name])
 
-    def sums(
+    def total(
         self,
-        names: Iterable[str],
+        name: str,
         weights: Mapping[int, int],
         read: Callable[[Tensor], Tensor] = Tensor.double,
-    ) -> Tensors:
-        """Add up some clients' part of some stacks by weight, client by client.
+    ) -> Tensor:
+        """Add up some clients' part of a stack by weight, client by client.
 
         ``read`` gives the numbers to add: by default float64.
         """
-        at, result = [self._places[client] for client in weights], Tensors()
-        for name in names:
-            stack = self.tensors[name].detach()
-            if name in self.by_rows:
-                total = by_feature(self.module, name, self._sum_of_rows(name, weights, read))
-            else:
-                total = torch.zeros_like(read(stack[0]))
-                for part, weight in zip(read(stack[at]), weights.values(), strict=True):
-                    total.add_(part, alpha=weight)
-            result[name] = total.cpu()
-        return result
+        if name in self.by_rows:
+            return by_feature(self.module, name, self._sum_of_rows(name, weights, read)).cpu()
+        stack, at = self.tensors[name].detach(), [self._places[client] for client in weights]
+        total = torch.zeros_like(read(stack[0]))
+        for part, weight in zip(read(stack[at]), weights.values(), strict=True):
+            total.add_(part, alpha=weight)
+        return total.cpu()
 
     def _sum_of_rows(
         self, name: str, weights: Mapping[int, int], read: Callable[[Tensor], Tensor]

@@ -17,8 +17,8 @@ from flower_graph.config.schema import flatten
 from flower_graph.errors import OutputError, one_line
 from flower_graph.method.run import Run
 from flower_graph.outputs.files import Framed, as_text
-from flower_graph.records.rounds import WAYS, figure_text, format_bytes, merit
-from flower_graph.report.result import metrics_of, metrics_shown
+from flower_graph.records.rounds import WAYS, format_bytes, merit
+from flower_graph.report.result import metrics_of, metrics_shown, with_spread
 from flower_graph.report.significance import describe, differences, holm, paired
 from flower_graph.storage.files import plain
 from flower_graph.storage.reading import Tree, reading
@@ -394,12 +394,6 @@ def _shown(name: str, figure: Tree | None, sign: str = "") -> str:
         return f"{mean:.0f}" if name == ROUNDS else f"{mean:.1f}"
     metric = name.partition("-")[2]  # of test-mse
     return (sign if mean >= 0 else "") + with_spread(figure, metric)
-
-
-def with_spread(figure: Tree, metric: str) -> str:
-    """Write a figure's mean and, of several seeds, the deviation."""
-    mean, spread = (figure_text(metric, figure[key]) for key in ("mean", "std"))
-    return f"{mean} ± {spread}" if len(figure["values"]) > 1 else mean
 
 
 def _beaten(row: Tree) -> str:

@@ -13,21 +13,14 @@ import jinja2
 from flower_graph.config.foreign import METRICS, RESULT, has_method
 from flower_graph.config.schema import settings_of
 from flower_graph.errors import OutputError
-from flower_graph.method.compare import (
-    ROUNDS,
-    SECONDS,
-    Comparison,
-    compare,
-    setting_text,
-    with_spread,
-)
+from flower_graph.method.compare import ROUNDS, SECONDS, Comparison, compare, setting_text
 from flower_graph.method.registry import schema_of
 from flower_graph.method.run import Run
 from flower_graph.outputs.figures import CLIENTS, read_table
 from flower_graph.records import rounds
 from flower_graph.report import plots
 from flower_graph.report.plots import curves_panel, drawn, over_rounds
-from flower_graph.report.result import BASELINES
+from flower_graph.report.result import BASELINES, with_spread
 from flower_graph.report.trackers import visible
 from flower_graph.storage.reading import Tree, reading
 from flower_graph.wire.keys import ROLES

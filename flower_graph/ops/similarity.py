@@ -55,14 +55,15 @@ def kept_similarity(
     # of two clients may have the same numbers.
     # e [n, r], neighbours [n, k], products [n, k]
     given, e = _values(e).dtype, comparable(e, similarity)
-    products = _kept_products(e, neighbours, products)
+    places = (e.row, e.col, e.shape[1]) if isinstance(e, SparseRows) else None
+    found: Tensor = _KeptProducts.apply(_values(e), places, neighbours, products)  # type: ignore[no-untyped-call]
     if similarity != "euclidean":
-        return products
+        return found
     square = squares(e)
     # The root's gradient is infinite at 0, but what was filled in lets none through.
     # index_select: its gradient is faster than that of square[neighbours]
     others = square.index_select(0, neighbours.reshape(-1)).view(neighbours.shape)
-    distance = squared_distance(products, square[:, None], others).sqrt()
+    distance = squared_distance(found, square[:, None], others).sqrt()
     return (1 / (1 + distance)).to(given)
 
 
@@ -102,12 +103,6 @@ def squared_distance(products: Tensor, own: Tensor, other: Tensor) -> Tensor:
 
 
 # The kept products, with gradients
-
-
-def _kept_products(e: Rows, neighbours: Tensor, products: Tensor | None) -> Tensor:
-    """Return ``e_i . e_j`` for each node i and its neighbours j, ``[n, k]``."""
-    places = (e.row, e.col, e.shape[1]) if isinstance(e, SparseRows) else None
-    return _KeptProducts.apply(_values(e), places, neighbours, products)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _KeptProducts(torch.autograd.Function):

@@ -106,11 +106,9 @@ class Rows:
         """Concatenate rows; an array that a part lacks is left out."""
         # If some clients have names, NumPy makes names of numbers too.
         given = [part.arrays() for part in parts]
-        joined: dict[str, Any] = {
-            name: np.concatenate([one[name] for one in given]) if all(name in one for one in given)
-            else None
-            for name in given[0]
-        }  # fmt: skip
+        joined: dict[str, Any] = dict.fromkeys(given[0])
+        for name in set.intersection(*map(set, given)):
+            joined[name] = np.concatenate([one[name] for one in given])
         return replace(parts[0], **joined)
 
 

@@ -158,7 +158,7 @@ def describe_result(
     ]
     for metric in metrics_shown(result["config"]):
         at_best, best, last = (
-            _share(result[key], metric)
+            with_spread(result[key], metric)
             for key in (f"test-{metric}-at-best-val", f"best-val-{metric}", f"test-{metric}")
         )
         lines.append(
@@ -193,7 +193,7 @@ def describe_kept(result: Tree) -> list[str]:
         return []
     is_one = not isinstance(last, Mapping)  # seed: several seeds have rounds of their own
     at_last, at_best = (
-        f" (test {_share(value)})" if math.isfinite(_mean(value)) else ""
+        f" (test {with_spread(value)})" if math.isfinite(_mean(value)) else ""
         for value in (result["test-accuracy"], result["test-accuracy-at-best-val"])
     )
     end = ""
@@ -269,10 +269,11 @@ def _mean(value: Any) -> float:
     return math.nan if number is None else float(number)
 
 
-def _share(value: object, metric: str = ACCURACY) -> str:
-    spread = value.get("std") if isinstance(value, Mapping) else None
-    shown = "" if spread is None else f" ± {figure_text(metric, float(spread))}"
-    return figure_text(metric, _mean(value)) + shown
+def with_spread(value: Any, metric: str = ACCURACY) -> str:
+    """Write a figure's mean and, of several seeds, the deviation."""
+    mean, is_known = figure_text(metric, _mean(value)), math.isfinite(_mean(value))
+    several = isinstance(value, Mapping) and len(value["values"]) > 1 and is_known
+    return f"{mean} ± {figure_text(metric, value['std'])}" if several else mean
 
 
 def _traffic(kinds: Mapping[str, Mapping[str, object]], users: float) -> str:

@@ -18,7 +18,7 @@ import copy
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -63,7 +63,6 @@ from flower_graph.wire.averaging import (
     read_reply,
     split_rows,
     stacked,
-    weight_of,
 )
 from flower_graph.wire.client_errors import no_content
 from flower_graph.wire.counts import added, counts_size, read_counts
@@ -97,12 +96,9 @@ RATIOS = frozenset(("train", "val", "test", "precision", "recall", "homophily", 
 RECORD = -2  # in place of a length: marks a name as that of a record
 ROUNDING = 1e-5  # rounding error allowed in such a sum
 NO_ROW = "its SuperNode's answer has no row of it"
-NOT_COUNTED = (0, "")  # no classes, and nothing that was to be counted
 
 Arrays = ArrayRecord | Mapping[str, NDArray[np.generic]]
 Combined = Arrays | Mapping[int, Arrays] | None
-
-
 Place = tuple[int, int | None]  # a SuperNode, and the client where it answers with a row for each
 
 
@@ -111,7 +107,7 @@ class Wanted(NamedTuple):
 
     model: ArrayRecord | None  # whose names and shapes its arrays have; None: it measures
     extras: Mapping[str, tuple[int, ...]] = MappingProxyType({})  # shapes of further arrays
-    counted: tuple[int, str] = NOT_COUNTED  # number of classes, and the kind of counts
+    counted: tuple[int, str] = (0, "")  # number of classes, and the kind of counts
     rows: bool = False  # of each client that was asked, where a SuperNode has several
 
 
@@ -300,12 +296,12 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         session = self.session
         grid, config = session.exchange.grid, ConfigRecord(dict(self._config))
         messages = self.configure_train(server_round, self.arrays, config, grid)
-        replies = session.relay(messages, server_round)
-        self.arrays = self.aggregate_train(server_round, replies)[0] or self.arrays
+        relay = partial(session.exchange.relay, server_round=server_round, timeout=session.timeout)
+        self.arrays = self.aggregate_train(server_round, relay(messages))[0] or self.arrays
         counting = {COUNTING: self.counting} if self.counting else {}
         config = ConfigRecord({**counting, **self._evaluate_config})
         messages = self.configure_evaluate(server_round, self.arrays, config, grid)
-        self.aggregate_evaluate(server_round, session.relay(messages, server_round))
+        self.aggregate_evaluate(server_round, relay(messages))
         report = self._round.report
         assert report is not None
         return report
@@ -588,11 +584,10 @@ def _bad_parts(
     parts: Mapping[Place, Message], wanted: Wanted, most_examples: Callable[[int], int | None]
 ) -> dict[Place, str]:
     """Return why parts of replies cannot be averaged."""
-    bad, claimed = dict[Place, str](), Counter[int]()
+    bad, claimed = dict[Place, str](), defaultdict[int, float](int)
     for place, reply in parts.items():
         try:
-            _check_part(reply, wanted)
-            claimed[place[0]] += weight_of(reply)  # type: ignore[assignment]
+            claimed[place[0]] += _check_part(reply, wanted)
         except Exception as error:
             bad[place] = unreadable(error)
     # Flower needs the same metrics in all replies: each one's name and length
@@ -634,7 +629,8 @@ def _check_whole(reply: Message, wanted: Wanted, clients: int) -> None:
         raise MalformedReplyError(f"arrays {brief(names, 80)}, expected {list(wanted.model)!s:.80}")
 
 
-def _check_part(reply: Message, wanted: Wanted) -> None:
+def _check_part(reply: Message, wanted: Wanted) -> float:
+    """Check one client's answer, or a mean; return its weight."""
     content = reply.content
     records = list(content.metric_records.values())
     if len(records) != 1:
@@ -659,7 +655,7 @@ def _check_part(reply: Message, wanted: Wanted) -> None:
             if not np.isfinite(np.asarray(value, np.float64)).all():
                 raise MalformedReplyError(f"{name} is {brief(value, 40)}")
         read_counts(content, *wanted.counted)
-        return
+        return weight
     for name, shape in wanted.extras.items():
         read_array(content, EXTRAS, name, shape)
     for name, array in wanted.model.items():
@@ -668,6 +664,7 @@ def _check_part(reply: Message, wanted: Wanted) -> None:
             raise MalformedReplyError(f"{name} has type {values.dtype}, expected {array.dtype}")
     if wanted.rows and (count := clients_of(reply)) > 1:
         raise MalformedReplyError(f"it speaks for {count} clients; one was asked")
+    return weight
 
 
 def checked_model(arrays: Arrays, model: ArrayRecord, what: str) -> ArrayRecord:

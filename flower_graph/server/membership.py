@@ -210,13 +210,10 @@ class Membership:
         local = self.clients.get(node)
         return (not local, local[0] if local else 0, node)
 
-    def count(self, node: int) -> int:
-        """Return how many clients a SuperNode has; 1 if it does not say."""
-        return len(self.clients.get(node, ())) or 1
-
     def most_examples(self, node: int, *, training: bool) -> int | None:
         most = self.examples.get(node)
-        return most if most is None or training else self.count(node)
+        # What a SuperNode measures counts its clients; one that names none is one
+        return most if most is None or training else len(self.clients.get(node, ())) or 1
 
     def everyone(self) -> list[int]:
         """Return the numbers of all known clients, including absent ones."""

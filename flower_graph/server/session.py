@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -185,9 +185,6 @@ class Session:
         )
         self.leave_out(replies.rejected)
         return replies
-
-    def relay(self, messages: Iterable[Message], server_round: int) -> list[Message]:
-        return self.exchange.relay(messages, server_round=server_round, timeout=self.timeout)
 
     def must_have(self, server_round: int, replies: Replies[T]) -> None:
         if not replies.values:

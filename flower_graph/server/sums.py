@@ -36,7 +36,7 @@ from flower_graph.secure.sum.messages import (
 from flower_graph.secure.sum.round import Cause, Reason, Skipped, SumResult
 from flower_graph.secure.sum.server import Send, SumServer
 from flower_graph.server.membership import Membership
-from flower_graph.wire.arrays import Config, Scalar, decode_array
+from flower_graph.wire.arrays import Config, Scalar, read_numbers
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.codec import Message
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
@@ -172,6 +172,7 @@ class SecureSum:
         self._send: Send = send
         self.number = self.first - 1  # of the newest sum
         self._unmasked = self.number  # of the sum that was unmasked last
+        self._length = 0  # numbers of a vector in the newest sum
         self.clients: list[int] = []  # that it was made ready for; none if none is ready
         self._limit = limit
         self.ring_for = partial(Ring.fit, limit=limit, resolution=resolution, guard=guard)
@@ -260,13 +261,17 @@ class SecureSum:
         ring, masks = RING.to_config(self.ring), self.masks(length, self.ring.word, terms)
         return {node: mask.to_config() | ring for node, mask in masks.items()}
 
-    def take(self, node: int, content: RecordDict) -> None:
-        """Read a SuperNode's masked sum; ``MalformedReplyError`` if it is not as asked for."""
-        arrays = content.array_records.get(ARRAYS)
-        if arrays is None or MASKED_SUM not in arrays:
-            raise MalformedReplyError(f"the array {ARRAYS}/{MASKED_SUM} is missing")
-        total = decode_array(MASKED_SUM, arrays[MASKED_SUM])
-        self.server.take(node, MaskedReply.read(content, total=total))
+    def take(
+        self, node: int, content: RecordDict, record: str = ARRAYS, array: str = MASKED_SUM
+    ) -> list[int]:
+        """Read a SuperNode's masked sum, and return its clients that are in it.
+
+        ``MalformedReplyError`` if it is not as asked for.
+        """
+        total = read_numbers(content, record, array, (self._length,))
+        reply = MaskedReply.read(content, total=total)
+        self.server.take(node, reply)
+        return list(reply.clients.tolist())
 
     def close(self, server_round: int) -> Summed | Skipped:
         """Remove the masks, in an exchange that also makes the next sum ready."""
@@ -323,6 +328,7 @@ class SecureSum:
 
     def masks(self, length: int, word: int, terms: SumTerms) -> dict[int, MaskRequest]:
         """Ask for masked vectors: of each SuperNode the clients that may contribute."""
+        self._length = length
         return self.server.mask_requests(self.number, length, word, terms)
 
     def reveal(self, server_round: int, following: Iterable[int] | None) -> list[Rejected]:

@@ -125,32 +125,25 @@ def read_array(
     shape: tuple[int, ...],
     *,
     limit: float | None = MAX_NUMBER,
+    must_be_finite: bool = True,
 ) -> NDArray[np.generic]:
     """Read one array of a reply and check it."""
-    value = read_numbers(content, record, key, shape)
-    with np.errstate(over="ignore"):
-        # The server computes in float32: what overflows there is as bad as infinity.
-        finite = value.dtype.kind != "f" or np.isfinite(value.astype(np.float32, copy=False)).all()
-    if not finite:
-        raise MalformedReplyError(f"{record}/{key} has NaN or infinite values in float32")
-    if limit is not None and value.size and (largest := largest_size(value)) > limit:
-        raise MalformedReplyError(f"{record}/{key} has {largest:g}, at most {limit:g} is possible")
-    return value
-
-
-def read_numbers(
-    content: RecordDict, record: str, key: str, shape: tuple[int, ...]
-) -> NDArray[np.generic]:
-    """Read one array of a reply and check its type and shape alone."""
-    arrays = record_of(content, record, ArrayRecord)
+    arrays, name = record_of(content, record, ArrayRecord), f"{record}/{key}"
     if arrays is None or key not in arrays:
-        raise MalformedReplyError(f"the array {record}/{key} is missing")
-    value = decode_array(f"{record}/{key}", arrays[key])
+        raise MalformedReplyError(f"the array {name} is missing")
+    value = decode_array(name, arrays[key])
     if value.shape != shape:
-        raise MalformedReplyError(f"{record}/{key} has shape {value.shape}, expected {shape}")
+        raise MalformedReplyError(f"{name} has shape {value.shape}, expected {shape}")
     # PyTorch has no numbers of another byte order, nor longer ones.
     if value.dtype.kind not in "fiu" or not value.dtype.isnative or value.dtype.itemsize > MAX_ITEM:
-        raise MalformedReplyError(f"{record}/{key} has type {value.dtype.str}, expected numbers")
+        raise MalformedReplyError(f"{name} has type {value.dtype.str}, expected numbers")
+    if must_be_finite and value.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            # The server computes in float32: what overflows there is as bad as infinity.
+            if not np.isfinite(value.astype(np.float32, copy=False)).all():
+                raise MalformedReplyError(f"{name} has NaN or infinite values in float32")
+    if limit is not None and value.size and (largest := largest_size(value)) > limit:
+        raise MalformedReplyError(f"{name} has {largest:g}, at most {limit:g} is possible")
     return value
 
 

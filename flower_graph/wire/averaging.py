@@ -177,14 +177,6 @@ def clients_of(reply: FlowerMessage) -> int:
 # A reply to ``train`` ----------------------------------------------------------------------------
 
 
-def weight_of(reply: FlowerMessage) -> int | float:
-    """Return the weight of a usable reply."""
-    (record,) = reply.content.metric_records.values()
-    weight = record[NUM_EXAMPLES]
-    assert isinstance(weight, (int, float))
-    return weight
-
-
 @dataclass(frozen=True)
 class ClientReply:
     """A client's answer to ``train`` that passed the checks, or a mean where that is enough.
@@ -213,7 +205,10 @@ class ClientReply:
 
     @property
     def num_examples(self) -> int | float:
-        return weight_of(self.message)
+        (record,) = self.message.content.metric_records.values()
+        weight = record[NUM_EXAMPLES]
+        assert isinstance(weight, (int, float))
+        return weight
 
     @cached_property
     def metrics(self) -> dict[str, object]:

@@ -41,11 +41,9 @@ AT_HOME = "what it says stays in the SuperNode's log"
 # In the reason of an error from another machine
 NOT_OURS = re.compile(rf"\b(\w{{1,99}}): {AT_HOME}")
 STATE_LOST = 1001  # an error reply's code; those that Flower gives are small
-# Flower's error of a ClientApp without a function for a type of message, such as ``query``. Nothing
-# else tells it from one whose function failed.
-NO_QUERY, NO_FUNCTION = "No query function registered", re.compile(r"No \w+ function registered")
-# The same of a ClientApp that was given a client_fn, which is of Flower's older interface
-LEGACY = "Invalid message type: query"
+# Flower's error of a ClientApp without a function for a type of message. Nothing else tells it from
+# one whose function failed.
+NO_FUNCTION = re.compile(r"No \w+ function registered")
 HOW = (
     "; these clients do not answer as this strategy asks: make their ClientApp with "
     "flower_graph.make_client_app, or write it as `flower-graph docs messages` says"
@@ -58,11 +56,11 @@ CHAINED = "\nThe above exception was the direct cause"
 
 
 class Kind(Enum):
-    """The kinds of error replies that the server tells apart."""
+    """The kinds of error replies that the server tells apart, by words of Flower's."""
 
-    STATE_LOST = "what the client kept between rounds is gone"
-    NO_QUERY = "the ClientApp has no function for query"
-    LEGACY = "the ClientApp is of Flower's older interface"
+    STATE_LOST = "by its code: what the client kept between rounds is gone"
+    NO_QUERY = "No query function registered"
+    LEGACY = "Invalid message type: query"  # of a ClientApp with a client_fn, the older interface
     OTHER = "anything else"
 
 
@@ -113,8 +111,7 @@ def kind_of(reply: Message) -> Kind:
     if reply.error.code == STATE_LOST:
         return Kind.STATE_LOST
     end = (reply.error.reason or "")[-LOOKED_AT:]  # Ray's tracebacks end with the error
-    kinds = (Kind.NO_QUERY, NO_QUERY), (Kind.LEGACY, LEGACY)
-    return next((kind for kind, words in kinds if words in end), Kind.OTHER)
+    return next((kind for kind in (Kind.NO_QUERY, Kind.LEGACY) if kind.value in end), Kind.OTHER)
 
 
 def no_content(reply: Message) -> str | None:

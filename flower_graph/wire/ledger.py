@@ -110,21 +110,20 @@ def too_large(reply: Message, most: int | None) -> str | None:
     """Return why a reply exceeds so many bytes, or None."""
     if most is None:
         return None
-    size = size_of(reply)
     # Names and descriptions are no payload, but a client writes them too.
-    unpaid = len(reply.metadata.group_id) + len(reply.metadata.message_type)
-    for name, record in reply.content.items() if reply.has_content() else ():
-        arrays = record.values() if isinstance(record, ArrayRecord) else ()
-        sizes = (len(a.dtype) + len(a.stype) + NUMBER * len(a.shape) for a in arrays)
-        unpaid += len(name) + sum(sizes)
+    size = len(reply.metadata.group_id) + len(reply.metadata.message_type)
     if reply.has_error():
         # A text may always have so many bytes: a traceback may be longer than a small answer.
         text, most = reply.error.reason or "", max(most, LOOKED_AT)
-        size = unpaid + len(text)
         # A longer one is not encoded
-        if size <= most and unpaid + len(text.encode("utf-8", "surrogatepass")) <= most:
+        if size + len(text) <= most >= size + len(text.encode("utf-8", "surrogatepass")):
             return None
         return f"error reply of {len(text)} characters, at most {most} bytes allowed"
-    if size + unpaid <= most:
+    paid = size_of(reply)
+    for name, record in reply.content.items() if reply.has_content() else ():
+        arrays = record.values() if isinstance(record, ArrayRecord) else ()
+        sizes = (len(a.dtype) + len(a.stype) + NUMBER * len(a.shape) for a in arrays)
+        size += len(name) + sum(sizes)
+    if paid + size <= most:
         return None
-    return f"reply of {size if size > most else size + unpaid} bytes, at most {most} allowed"
+    return f"reply of {paid if paid > most else paid + size} bytes, at most {most} allowed"

@@ -5,24 +5,15 @@ from typing import TYPE_CHECKING
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
-    from flower_graph.strategies.fedscem.client import EgoModelClient, EgoNetworkClient, Hiding
-    from flower_graph.strategies.fedscem.config import EgoSettings
+    from flower_graph.strategies.fedscem.client import EgoModelClient as EgoModelClient
+    from flower_graph.strategies.fedscem.client import EgoNetworkClient as EgoNetworkClient
+    from flower_graph.strategies.fedscem.client import Hiding as Hiding
+    from flower_graph.strategies.fedscem.config import EgoSettings as EgoSettings
+    from flower_graph.strategies.fedscem.strategy import EgoFedAvg as EgoFedAvg
+    from flower_graph.strategies.fedscem.strategy import EgoFedProx as EgoFedProx
     from flower_graph.strategies.fedscem.strategy import (
-        EgoFedAvg,
-        EgoFedProx,
-        MaskedEmbeddingAveraging,
-        SelfTraining,
+        MaskedEmbeddingAveraging as MaskedEmbeddingAveraging,
     )
-
-__all__ = [
-    "EgoFedAvg",
-    "EgoFedProx",
-    "EgoModelClient",
-    "EgoNetworkClient",
-    "EgoSettings",
-    "Hiding",
-    "MaskedEmbeddingAveraging",
-    "SelfTraining",
-]
+    from flower_graph.strategies.fedscem.strategy import SelfTraining as SelfTraining
 
 __getattr__ = attach(__name__)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
 from flower_graph.audit.attacks import (
@@ -83,25 +82,24 @@ def alignment(
     exchanges: Sequence[Exchange], candidates: Identities, clients: int
 ) -> tuple[list[Any], list[set[Any]]]:
     """Return how candidates would be named in the clients' messages, and the names in each."""
-    replies, stage = dict[int, dict[str, Any]](), ""
+    named, is_plain = dict[int, set[Any]](), False
     for one in exchanges:
-        config = config_of(one.request)
-        if config.get(keys.ALIGN_STAGE) in (BLIND, IDENTITIES):
-            stage = config[keys.ALIGN_STAGE]
-            (client,) = unpack_integers(config["align-clients"], "align-clients")
-            metrics = one.reply.metric_records.get(keys.METRICS, MetricRecord())
-            replies.setdefault(int(client), config_of(one.reply) | dict(metrics))
-    if len(replies) < clients:
-        raise ValueError(f"the alignment of {len(replies)} of {clients} clients was recorded")
-    texts, sent = canonical(candidates, "the server"), [replies[c] for c in sorted(replies)]
-    if stage == IDENTITIES:
-        plain = [set(PlainReply.from_config(one).identities[0]) for one in sent]
-        return [text.decode() for text in texts], plain
+        stage = config_of(one.request).get(keys.ALIGN_STAGE)
+        if stage == BLIND:
+            blind = BlindReply.read(one.reply)
+            named.setdefault(int(blind.clients[0]), {row.tobytes() for row in blind.points})
+        elif stage == IDENTITIES:
+            plain, is_plain = PlainReply.read(one.reply), True
+            named.setdefault(int(plain.clients[0]), set(plain.identities[0]))
+    if len(named) < clients:
+        raise ValueError(f"the alignment of {len(named)} of {clients} clients was recorded")
+    texts, sent = canonical(candidates, "the server"), [named[client] for client in sorted(named)]
+    if is_plain:
+        return [text.decode() for text in texts], sent
     # Without the blind, which only the client has, no candidate's point is among its points.
     requests = map(config_of, (one.request for one in exchanges))
     run = next(config["sum-run"] for config in requests if "sum-run" in config)
-    points = [{row.tobytes() for row in BlindReply.from_config(one).points} for one in sent]
-    return [hash_to_group(run, text) for text in texts], points
+    return [hash_to_group(run, text) for text in texts], sent
 
 
 def _alignment_of(strategy: Any) -> tuple[bytes, object]:

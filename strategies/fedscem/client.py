@@ -62,16 +62,7 @@ from flower_graph.strategies.fedscem.messages import (
     union_terms,
 )
 from flower_graph.wire.arrays import Answer, Config, Parameters
-from flower_graph.wire.keys import (
-    ALIGN_STAGE,
-    ARRAY_NAMES,
-    HANDLED,
-    NOT_SAVED,
-    RUN_TOKEN,
-    SERVER_ROUND,
-    SUMS,
-    TOTAL,
-)
+from flower_graph.wire.keys import ALIGN_STAGE, ARRAY_NAMES, HANDLED, SUMS, TOTAL
 
 LOG = logging.getLogger(__name__)
 
@@ -201,8 +192,7 @@ class EgoNetworkClient(MaskingClient):
             return entries
 
     def save(self, parameters: Parameters, config: Config) -> Answer:
-        why = self._state.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
-        return [], 1, {NOT_SAVED: why} if why else {}
+        return [], 1, {**self._state.save_asked(config)}
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
         self._state.drop()
@@ -345,9 +335,8 @@ class EgoNetworkClient(MaskingClient):
                 LOG.warning(
                     "round %d: the means cannot be read and are not used: %s", before, error
                 )
-        # With batches all clients count, not only the clients here.
-        is_alone = not (is_shared if self._alternates(request) else shared.place.numel())
-        if request.variant == "iter" and is_alone:
+        # All clients count, not only the clients here: who hosts a client changes nothing.
+        if request.variant == "iter" and not is_shared:
             if self._alternates(request):
                 group.train(before)
             return None, is_unread

@@ -283,9 +283,10 @@ class VectorEncoding:
             total[layout.counts] = np.bincount(slots[kept], minlength=layout.slots) * one
         total[layout.metrics] = self._encode(torch.from_numpy(metrics)[good.cpu()]).sum(0).numpy()
         if layout.weights:
+            once = dict.fromkeys(present, 1)
             names = [name for name, _ in cohort.module.named_parameters()]
-            sums = cohort.sums(names, dict.fromkeys(present, 1), self._encode)
-            total[layout.model] = torch.cat([one.flatten() for one in sums.values()]).numpy()
+            sums = [cohort.total(name, once, self._encode).flatten() for name in names]
+            total[layout.model] = torch.cat(sums).numpy()
         if layout.counting and logits is not None:
             judged = group.judged(logits)
             masks = {role: mask & good[group.layout.owner] for role, mask in judged.masks.items()}

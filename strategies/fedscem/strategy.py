@@ -88,7 +88,7 @@ from flower_graph.strategies.fedscem.messages import (
     union_terms,
 )
 from flower_graph.strategies.fedscem.modules import EgoGCN
-from flower_graph.wire.arrays import Config, read_array
+from flower_graph.wire.arrays import Config
 from flower_graph.wire.counts import counts_size
 from flower_graph.wire.exchange import Replies, reasons_of
 from flower_graph.wire.fields import Resume
@@ -383,7 +383,6 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         try:
             metrics = self._read(server_round, found, found.total)
         except ValueError as error:  # nobody knows whose words were wrong
-            self.sums = self.counts = None
             found.skipped = f"a client's part of the sum was not as agreed: {error}"
             found.answered = []
             LOG.warning("round %d: %s", server_round, found.skipped)
@@ -398,6 +397,10 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
 
     def _read(self, server_round: int, found: RoundSum, total: SumArray) -> dict[str, float]:
         layout, ring, count = self.layout, self.ring, len(found.answered)
+        parts = read_sum(total, layout, ring, count)
+        self.counts = parts.counted
+        if layout.weights:
+            self.model = (parts.weights / count).astype(np.float32)
         if layout.slots:
             embeddings, counts = total[layout.embeddings], total[layout.counts]
             if ring is None:
@@ -410,10 +413,6 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
                 tags = total[layout.tags].astype("<u8").view(np.uint8).reshape(layout.checks, -1)
                 members = np.array(sorted(found.answered))
                 self.sums = self.sums._replace(members=members, checks=tags)
-        parts = read_sum(total, layout, ring, count)
-        self.counts = parts.counted
-        if layout.weights:
-            self.model = (parts.weights / count).astype(np.float32)
         return parts.measured
 
     def _count(self, found: RoundSum) -> None:
@@ -556,7 +555,7 @@ class EgoSession(Session):
         replies = self.send(
             asked,
             server_round,
-            partial(self._take_masked, length=length),
+            partial(self.sums.take, record=SUMS, array=TOTAL),
             message_type="train.union",
             max_reply_bytes=reply_bytes(length, self.most_clients),
         )
@@ -569,12 +568,6 @@ class EgoSession(Session):
             for node, listed in replies.values.items():
                 absent += [c for c in masks[node].clients.tolist() if c not in listed]
             aligner.union_failed(f"their tables could not be added up: {result.reason}", absent)
-
-    def _take_masked(self, node: int, content: RecordDict, length: int) -> list[int]:
-        total = read_array(content, SUMS, TOTAL, (length,), limit=None)
-        reply = MaskedReply.read(content, total=total)
-        self.sums.server.take(node, reply)
-        return list(reply.clients.tolist())
 
     @property
     def most_clients(self) -> int:

@@ -31,7 +31,7 @@ from flower_graph.secure.channel import framed, rows_of
 from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.parties.identity import SIGNATURE_BYTES, TrustSettings
 from flower_graph.wire import keys
-from flower_graph.wire.arrays import largest_size, pack_integers, read_numbers
+from flower_graph.wire.arrays import largest_size, pack_integers, read_array
 from flower_graph.wire.codec import Field, Known, Message, Reading, Writing, take
 from flower_graph.wire.counts import Counted, Counting
 from flower_graph.wire.fields import (
@@ -154,7 +154,9 @@ class Rows(Field[Sequence[FloatArray | None]]):
             return [None] * len(sizes)
         if isinstance(reading.arrays, RecordDict):  # a reply
             shape = (sum(sizes), asked["dimension"])
-            rows = read_numbers(reading.arrays, keys.ARRAYS, keys.PUBLIC, shape)
+            rows = read_array(
+                reading.arrays, keys.ARRAYS, keys.PUBLIC, shape, limit=None, must_be_finite=False
+            )
         else:
             reading.sizes["n"] = sum(sizes)
             rows = take(keys.PUBLIC, "n d", reading)

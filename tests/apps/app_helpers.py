@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +9,6 @@ from flwr.app import Context, RecordDict
 from torch_geometric.data import Data
 
 from flower_graph.config.common import RunConfig
-from flower_graph.method.load import load_config
 
 MakeConfig = Callable[..., RunConfig]
 
@@ -27,14 +25,6 @@ def own_graph(**changes: Any) -> Data:
         f"{name}_mask": place // 10 == part for part, name in enumerate(("train", "val", "test"))
     }
     return Data(**{"x": x, "edge_index": edge_index, "y": y, **masks, **changes})
-
-
-def own_config(folder: Path, app: str, settings: str) -> Callable[..., Any]:
-    """Write a config over the small graph; return what loads it with overrides."""
-    torch.save(own_graph(), folder / "graph.pt")
-    path = folder / "own.yaml"
-    path.write_text(f"app: {app}\ndata:\n  name: {folder / 'graph.pt'}\n{settings}")
-    return lambda *overrides: load_config(str(path), overrides)
 
 
 def context_of(node_config: dict[str, Any], run_config: dict[str, Any] | None = None) -> Context:

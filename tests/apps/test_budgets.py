@@ -2,44 +2,25 @@
 
 import logging
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from app_helpers import own_graph
-from federation import one_fast
+from federation import METHODS, one_fast
 from safetensors.numpy import load_file
 
 from flower_graph.apps.run import run, simulate_whole
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError, NoClientsError
-from flower_graph.method.load import load_config
 from flower_graph.records.rounds import read_reports
 
-SETTINGS = {
-    "nfedgnn": "model:\n  hidden: 4\n",
-    "fedscem": "partition:\n  hops: 1\n  clients: 6\n  min_nodes: 2\n",
-    "fedgls": "partition:\n  method: random\n  clients: 3\ngraph:\n  neighbours: 3\n",
-}
 BUDGET = ("privacy.epsilon=50", "privacy.clipping_norm=0.5")
 SHOWN = (*BUDGET, "privacy.measurements=report")
-Make = Callable[..., RunConfig]
 
 
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    """Make a config of an app on the small graph, three rounds."""
-    torch.save(own_graph(), tmp_path / "graph.pt")
-
-    def load(app: str, *overrides: str) -> RunConfig:
-        text = f"app: {app}\nrounds: 3\ndata:\n  name: {tmp_path / 'graph.pt'}\n{SETTINGS[app]}"
-        (tmp_path / f"{app}.yaml").write_text(text)
-        return load_config(str(tmp_path / f"{app}.yaml"), overrides)
-
-    return load
+def make(app: str, *overrides: str) -> RunConfig:
+    return METHODS[app].load("rounds=3", *overrides)
 
 
 def ran(config: RunConfig, out: Path, supernodes: int = 1) -> dict[str, Any]:
@@ -51,9 +32,7 @@ def ran(config: RunConfig, out: Path, supernodes: int = 1) -> dict[str, Any]:
 # nFedGNN -----------------------------------------------------------------------------------------
 
 
-def test_every_round_says_what_is_spent(
-    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_round_says_what_is_spent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "flower_graph")
     result = ran(make("nfedgnn", *BUDGET), tmp_path / "out")
     reports = read_reports(tmp_path / "out" / "metrics.jsonl")
@@ -71,15 +50,13 @@ def test_every_round_says_what_is_spent(
     assert read_reports(tmp_path / "clear" / "metrics.jsonl")[0].privacy == {}
 
 
-@pytest.mark.parametrize("supernodes", one_fast([1, 30], 1))
-def test_latent_vectors_have_noise_whoever_hosts_them(
-    supernodes: int, make: Make, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("supernodes", one_fast([1, 90], 1))
+def test_latent_vectors_have_noise_whoever_hosts_them(supernodes: int, tmp_path: Path) -> None:
     latent = []
     for name in ("out", "again"):
         result = ran(make("nfedgnn", *BUDGET), tmp_path / name, supernodes)
         latent.append(load_file(tmp_path / name / "weights.safetensors")["latent"])
-    # 30 users with 4 numbers each: clipped to 0.5 together, and then noise
+    # 90 users with 4 numbers each: clipped to 0.5 together, and then noise
     assert abs(latent[0].std() / result["privacy"]["noise"] - 1) < 0.5
     assert not np.array_equal(*latent)  # of the same seed
 
@@ -88,16 +65,16 @@ def test_latent_vectors_have_noise_whoever_hosts_them(
 
 
 @pytest.mark.parametrize("form", ["local", "central"])
-def test_models_have_noise(form: str, make: Make, tmp_path: Path) -> None:
-    result = ran(make("fedgls", *SHOWN, f"privacy.form={form}"), tmp_path / "out", 3)
-    ran(make("fedgls"), tmp_path / "clear", 3)
+def test_models_have_noise(form: str, tmp_path: Path) -> None:
+    result = ran(make("fedgls", *SHOWN, f"privacy.form={form}"), tmp_path / "out", 4)
+    ran(make("fedgls"), tmp_path / "clear", 4)
     found = load_file(tmp_path / "out" / "weights.safetensors")
     without = load_file(tmp_path / "clear" / "weights.safetensors")
     difference = np.concatenate([(found[k] - without[k]).ravel() for k in found])
-    # Over three rounds the noise adds up. The mean of three clients thins theirs by the root of
-    # three; the server's is that of one client in the sum, and so with_dropout by three.
+    # Over three rounds the noise adds up. The mean of four clients thins theirs by the root of
+    # four; the server's is that of one client in the sum, and so divided by four.
     deviation = result["privacy"]["noise"] * math.sqrt(3)
-    expected = deviation / 3 if form == "central" else deviation / math.sqrt(3)
+    expected = deviation / (4 if form == "central" else 2)
     assert 0.7 < difference.std() / expected < 1.5
     assert result["privacy"]["form"] == form
     assert math.isfinite(result["test-accuracy"])
@@ -106,10 +83,10 @@ def test_models_have_noise(form: str, make: Make, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["local", "central"])
 def test_measurements_are_withheld(
-    form: str, make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "flower_graph")
-    result = ran(make("fedgls", *BUDGET, f"privacy.form={form}"), tmp_path / "out", 3)
+    result = ran(make("fedgls", *BUDGET, f"privacy.form={form}"), tmp_path / "out", 4)
     figures = ("test-accuracy", "val-accuracy", "train-accuracy", "loss")
     assert [result[name] for name in figures] == [None] * 4
     assert "not-covered" not in result["privacy"] and "structure" not in result
@@ -123,7 +100,7 @@ def test_measurements_are_withheld(
 @pytest.mark.parametrize(("app", "more"), [("fedgls", ()), ("fedscem", ("strategy.name=fedavg",))])
 @pytest.mark.parametrize("form", ["local", "central"])
 def test_several_clients_at_one_supernode_are_refused(
-    app: str, more: tuple[str, ...], form: str, make: Make
+    app: str, more: tuple[str, ...], form: str
 ) -> None:
     config = make(app, *BUDGET, *more, f"privacy.form={form}")
     with pytest.raises(NoClientsError):
@@ -136,18 +113,16 @@ def test_several_clients_at_one_supernode_are_refused(
 @pytest.mark.parametrize(
     "more", [(), ("strategy.aggregation=plain", "strategy.alignment=plain")], ids=["masks", "plain"]
 )
-def test_embeddings_have_noise_before_masks(
-    more: tuple[str, ...], make: Make, tmp_path: Path
-) -> None:
+def test_embeddings_have_noise_before_masks(more: tuple[str, ...], tmp_path: Path) -> None:
     budget = ("privacy.epsilon=500", "privacy.clipping_norm=0.5", *more)
-    result = ran(make("fedscem", *budget), tmp_path / "out", 3)
+    result = ran(make("fedscem", *budget), tmp_path / "out", 4)
     assert result["test-accuracy"] is None
     assert 499 < result["privacy"]["epsilon"] <= 500
-    shown = ran(make("fedscem", *budget, "privacy.measurements=report"), tmp_path / "shown", 3)
+    shown = ran(make("fedscem", *budget, "privacy.measurements=report"), tmp_path / "shown", 4)
     assert math.isfinite(shown["test-accuracy"])
 
 
-def test_noise_that_does_not_fit_the_masked_sum(make: Make) -> None:
+def test_noise_that_does_not_fit_the_masked_sum() -> None:
     budget = ("privacy.epsilon=1", "privacy.clipping_norm=10")
     with pytest.raises(NoClientsError, match=r"strategy.limit: 32") as it:
         simulate_whole(make("fedscem", *budget), supernodes=1)
@@ -180,7 +155,7 @@ def test_noise_that_does_not_fit_the_masked_sum(make: Make) -> None:
     ],
 )
 def test_combinations_that_would_give_a_wrong_figure(
-    app: str, overrides: tuple[str, ...], named: str, make: Make
+    app: str, overrides: tuple[str, ...], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         make(app, "privacy.epsilon=5", *overrides)

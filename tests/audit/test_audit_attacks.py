@@ -84,13 +84,6 @@ def test_a_models_bias_shows_classes_and_its_losses_training_nodes() -> None:
     assert trains_more.success == trained_on.success == 1.0
 
 
-def test_areas_count_ties_half_and_need_both_kinds_of_cases() -> None:
-    assert ranking("", [1.0, 2.0, 2.0, 3.0], [False, True, False, True]).success == 3.5 / 4
-    for truth in ([True, True], [False, False]):
-        with pytest.raises(ValueError, match="of 2 cases"):
-            ranking("", [1.0, 2.0], truth)
-
-
 def test_a_guess_strays_as_far_as_it_is_said_to() -> None:
     rng = np.random.default_rng(1)
     truth = np.arange(60) < 20
@@ -100,6 +93,10 @@ def test_a_guess_strays_as_far_as_it_is_said_to() -> None:
 
 
 def test_findings_count_their_cases() -> None:
+    assert ranking("", [1.0, 2.0, 2.0, 3.0], [0, 1, 0, 1]).success == 3.5 / 4  # a tie is a half
+    for truth in ([1, 1], [0, 0]):
+        with pytest.raises(ValueError, match="of 2 cases"):
+            ranking("", [1.0, 2.0], truth)
     found, guessed = ranking("a", [3, 1, 2], [1, 0, 0], more=0.5), guesses("b", [1, 0, 1, 1], 0.1)
     assert (found.success, found.chance, found.n, found.true) == (1.0, 0.5, 3, 1)
     assert found.detail == {"more": 0.5}

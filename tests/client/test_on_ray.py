@@ -187,15 +187,17 @@ def test_files_go_there_as_they_were_written(sides: tuple[Path, Path, Mirror]) -
     log, gone = Path("clients/3/measured.bin"), Path("clients/3/snapshots/round-000001/a")
     saved, other = Path("checkpoints/round-000002/client-3.safetensors"), Path("embeddings/7.npz")
 
-    def first() -> None:
+    def first() -> Any:
         for path in (log, gone, saved, other):
             (here / path).parent.mkdir(parents=True, exist_ok=True)
             (here / path).write_bytes(b"one")
+        return SimpleNamespace(has_error=lambda: False)
 
-    def second() -> None:
+    def second() -> Any:
         with (here / log).open("ab") as file:
             file.write(b" two")
         (here / gone).unlink()
+        return SimpleNamespace(has_error=lambda: False)
 
     mirrored.during("3", first)
     assert (there / other).read_bytes() == b"one"
@@ -215,14 +217,21 @@ def test_a_supernode_that_comes_finds_its_files(sides: tuple[Path, Path, Mirror]
     key.parent.mkdir(parents=True)
     key.write_bytes(b"key")
 
-    def look() -> tuple[bool, bool]:
-        return (here / saved).exists(), (here.parent / "state" / "parties" / "3").exists()
+    def seen(supernode: str, failed: bool = False) -> tuple[bool, bool]:
+        """Return whether an answer finds the checkpoint and the key."""
+        found: list[bool] = []
 
-    assert mirrored.during("3", look) == (True, True)
-    assert mirrored.during("3", look) == (False, True)  # nobody reads a checkpoint twice ...
-    mirrored.forget("3")
-    assert mirrored.during("3", look) == (True, True)  # ... but after an error
-    assert mirrored.during("13", look) == (False, True)
+        def answer() -> Any:
+            found[:] = (here / saved).exists(), (here.parent / "state/parties/3").exists()
+            return SimpleNamespace(has_error=lambda: failed)
+
+        mirrored.during(supernode, answer)
+        return found[0], found[1]
+
+    assert seen("3") == (True, True)
+    assert seen("3", failed=True) == (False, True)  # nobody reads a checkpoint twice ...
+    assert seen("3") == (True, True)  # ... but after an error
+    assert seen("13") == (False, True)
 
 
 def test_a_temporary_folder_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:

@@ -40,9 +40,8 @@ def _predictions(nodes: object = (5, 6, 7), **more: object) -> Predictions:
 
 def test_predictions_are_the_largest_logit_and_its_probability() -> None:
     found = _predictions()
-    assert found.predicted.tolist() == [0, 1, 0]
+    assert (found.predicted.tolist(), found.label.tolist()) == ([0, 1, 0], [0, -1, 1])
     assert found.probability == pytest.approx([1 / (1 + np.exp(-2)), 1 / (1 + np.exp(-1)), 0.5])
-    assert found.label.tolist() == [0, -1, 1]
     masks = (torch.tensor([i == place for i in range(4)]) for place in (1, 2, 3))
     assert role_of(*masks).tolist() == [0, 1, 2, 3]
     joined = Predictions.join([found, _predictions(("a", "b", "c"))])  # names beside numbers
@@ -93,11 +92,10 @@ def test_a_client_has_its_own_rows_of_the_common_matrix(tmp_path: Path, transpos
     (read,) = read_models(tmp_path)
     assert (read.module, read.arguments, read.clients) == about
     wanted = {4: [[10, 11], [2, 3], [4, 5]], 9: [[20, 21], [2, 3], [30, 31]]}
-    for client, matrix in wanted.items():
+    for bias, (client, matrix) in enumerate(wanted.items(), start=1):
         state = read.state_dict(client)
         found = state["first.weight"].T if transposed else state["first.weight"]
-        assert found.tolist() == matrix
-        assert state["second.bias"].tolist() == [1.0 if client == 4 else 2.0]
+        assert found.tolist() == matrix and state["second.bias"].tolist() == [bias]
     with pytest.raises(OutputError, match=r"client 5.*4"):
         read.state_dict(5)
 
@@ -114,8 +112,7 @@ def test_one_client_s_file_is_its_module_s_state_dict(tmp_path: Path) -> None:
     other.load_state_dict(read.state_dict(7))
     assert torch.equal(other.weight, module.weight)
     # What is written anew replaces it, whatever its form; views of one tensor are written apart.
-    both = torch.arange(4.0)
-    own = {"a": both[:2].reshape(2, 1), "b": both[2:].reshape(2, 1)}
+    own = dict(zip("ab", torch.arange(4.0).reshape(2, 2, 1), strict=True))
     Snapshot(None, [SavedModels("m", {}, [0, 1], {}, own)]).write(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["models.json", "models.safetensors"]
     (read,) = read_models(tmp_path)

@@ -81,10 +81,7 @@ def saved(folder: Path, **changes: Any) -> str:
 def test_predictions_as_a_table(tmp_path: Path, capsys: Captured) -> None:
     run = make_run(tmp_path / "run", names=True)
     assert main(["predict", str(run), "--client", "1"]) == 0
-    text = capsys.readouterr().out
-    names = ("node", "class", "role", "label")
-    rows = [tuple(row[name] for name in names) for row in csv.DictReader(text.splitlines())]
-    assert rows == [("anna-1", "dog", "train", "dog"), ("b,c", "cat", "test", "")]
+    assert column(capsys.readouterr().out, "node") == ["anna-1", "b,c"]
     Snapshot(Predictions.of(torch.eye(2), -1, ["u", "v"], [1, 3], [0, 1])).write(run)
     assert main(["predict", str(run), "--out", str(tmp_path / "all.csv")]) == 0
     named = ["server", "server", "0", "0", "1", "1"]

@@ -58,17 +58,14 @@ def test_who_shows_no_seed_is_left_out_of_a_new_list(tmp_path):
     world.check(world.round(0), [0, 1, 3, 4, 5, 6, 7])
 
 
-def test_the_graph_is_symmetric_and_of_all_seeds(tmp_path):
+def test_the_graph_is_of_all_seeds(tmp_path):
     world = PartyWorld.make(30, tmp_path, corrupt=0.0)
     world.begin()
-    graph, first = world.server.epoch.partners, world.server.epoch.digest
-    k = graph.shape[1]
-    for place in range(30):
-        for column, partner in enumerate(graph[place]):
-            assert graph[partner, k - 1 - column] == place
-        assert (world.server.epoch.partners_of(place) == graph[place]).all()
+    first = world.server.epoch
+    rows = [first.partners_of(place) for place in range(30)]
+    assert np.array_equal(first.partners, rows)
     world.begin()
-    assert world.server.epoch.digest != first
+    assert world.server.epoch.digest != first.digest
 
 
 @pytest.mark.parametrize("n", [5, 12, 13, 14, 20, 101])

@@ -8,7 +8,7 @@ import pytest
 from party_helpers import write_keys
 
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.errors import IdentityError, MalformedReplyError, MembershipError
+from flower_graph.errors import IdentityError, MalformedReplyError
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.sum.round import Cause, Reason, Skipped
@@ -103,16 +103,14 @@ def doubled(nodes, claim):
     return grid, SecureSum(Exchange(grid), limit=1000.0)
 
 
-@pytest.mark.parametrize("claimant", [0, 2])
-def test_two_supernodes_that_claim_one_client_stop_the_first_enrolment(claimant):
-    """Neither ids nor order decide whose it is; the error names both, and the registry."""
-    claims = [[0, 1], [2, 3], [4, 5]]
-    claims[claimant] = [2, 3]
-    grid, secure = doubled(3, claims)
-    with pytest.raises(MembershipError, match="registry") as error:
-        secure.sum(1, 2)
-    for place in (1, claimant):
-        assert str(list(grid.contexts)[place]) in str(error.value)
+def test_who_is_back_with_its_keys_goes_before_one_that_claims_its_clients():
+    grid, secure = doubled(4, [[0], [1], [2], [2]])
+    *_, gone, liar = list(grid.contexts)
+    lying = grid.contexts.pop(liar)
+    assert secure.sum(1, 2).contributors.tolist() == [0, 1, 2]
+    grid.contexts |= {7: grid.contexts.pop(gone), liar: lying}
+    assert secure.sum(2, 2).contributors.tolist() == [0, 1, 2]
+    assert [entry.node_id for entry in secure.rejected] == [liar]
 
 
 def test_doubles_that_come_later_are_both_left_out_and_named():

@@ -304,7 +304,8 @@ def test_the_order_is_that_of_the_clients() -> None:
     who = Membership()
     who.clients = {9: [5], 1: [], 4: [2, 8], 3: []}
     assert list(who.present([1, 3, 4, 9, 77])) == [4, 9, 1, 3]
-    assert [who.count(node) for node in (4, 1, 77)] == [2, 1, 1]
+    who.examples = {4: 9, 1: 9}
+    assert [who.most_examples(node, training=False) for node in (4, 1, 77)] == [2, 1, None]
 
 
 # Versions ----------------------------------------------------------------------------------------

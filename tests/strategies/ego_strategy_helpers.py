@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ego_helpers import CLASSES, FEATURES, SETTINGS, toy_egos
+from ego_helpers import SETTINGS, toy_egos
 from federation import Federation
 from flwr.app import Array, Context, Message
 from graph_helpers import dealt
@@ -31,23 +31,6 @@ Mod = Callable[[Message, Context, Callable[..., Message]], Message]
 def seven_egos() -> list[EgoNetwork]:
     """Seven of the twelve toy clients: three ordinary ones and four odd ones."""
     return [toy_egos()[place] for place in (0, 1, 3, 5, 7, 9, 10)]
-
-
-def ego(client: int, nodes: Sequence[int], edges: Sequence[tuple[int, int]] = ()) -> EgoNetwork:
-    """One client by hand: features and classes depend on the node alone; all nodes train."""
-    place = {node: number for number, node in enumerate(nodes)}
-    both = sorted((place[a], place[b]) for e in edges for a, b in (e, e[::-1]))
-    ids = torch.tensor(list(nodes))
-    draws = [torch.Generator().manual_seed(node) for node in nodes]
-    x = torch.stack([torch.rand(FEATURES, generator=draw).round(decimals=2) for draw in draws])
-    none = torch.zeros(len(nodes), dtype=torch.bool)
-    index = torch.tensor(both, dtype=torch.long).reshape(-1, 2).T
-    return EgoNetwork(client, ids, x, ids % CLASSES, index, None, ~none, none, none)
-
-
-def three_egos() -> list[EgoNetwork]:
-    """Clients 7, 8, 9: node 2 is held by two of them, 3 by three, 1 and 4 by one."""
-    return [ego(7, [1, 2, 3], [(1, 2), (2, 3)]), ego(8, [2, 3], [(2, 3)]), ego(9, [3, 4])]
 
 
 class Onlooker:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ego_helpers import HIDDEN, SETTINGS, start_of
+from ego_helpers import HIDDEN, SETTINGS
 from flwr.app import ConfigRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError, NoClientsError
@@ -87,11 +87,10 @@ def test_keys_of_another_run_and_none_are_refused() -> None:
 METRICS = np.array([1.5, 2, 0.25, 1, 0, 0, 6.0, 0.5, 2, 0])
 
 
-def server_of(model_sharing: str = "none", ring: Ring | None = None) -> MaskedEmbeddingAveraging:
+def server_of(ring: Ring | None = None) -> MaskedEmbeddingAveraging:
     """A server in a round with two slots, for which three clients were asked."""
-    server = MaskedEmbeddingAveraging(SETTINGS, model_sharing=model_sharing)
-    weights = 0 if server.model is None else server.model.size
-    server.layout, server.ring = Layout(2, HIDDEN, weights), ring
+    server = MaskedEmbeddingAveraging(SETTINGS)
+    server.layout, server.ring = Layout(2, HIDDEN), ring
     server.session.asked = {1: [4, 5], 2: [6]}
     return server
 
@@ -123,24 +122,10 @@ def test_a_sum_says_means_over_those_that_have_something() -> None:
     assert server.sums is None
 
 
-def test_the_mean_model_comes_from_the_ring() -> None:
-    ring = Ring.fit(3, 32.0, 2.0**-16, guard=True)
-    server, start = server_of("fedavg", ring), start_of().numpy()
-    total = np.zeros(server.layout.length, ring.dtype)
-    total[server.layout.metrics] = ring.encode(METRICS)
-    total[server.layout.model] = ring.encode(start + 1) + ring.encode(start + 3)
-    assert server._take(1, RoundSum(1, total, [4, 5]))["cross-entropy"] == 6.0
-    np.testing.assert_allclose(server.model, start + 2, atol=2.0**-16)
-    arrays = server.weights()
-    assert arrays["gnn.second.weight"].shape == (HIDDEN, HIDDEN)
-    assert sum(a.size for a in arrays.values()) == start.size
-    assert server_of().weights() == {}
-
-
 @pytest.mark.parametrize("word", [None, 32])
 def test_payload_by_hand(word: int | None) -> None:
     ring = None if word is None else Ring.fit(3, 4.0, 2.0**-8, guard=True)
-    server = server_of(ring=ring)
+    server = server_of(ring)
     total = total_of(server)
     if ring is not None:
         assert ring.word == word

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,84 +9,43 @@ import torch
 from ego_helpers import SETTINGS, start_of, toy_egos
 from ego_strategy_helpers import (
     FINE,
-    RESOLUTION,
     assert_same,
     faulty,
     rounded,
     run,
     seven_egos,
-    three_egos,
 )
 from federation import who_of
 from plain import fedscem as plain
-from torch import Tensor
 
 from flower_graph.errors import AlignmentError
-from flower_graph.strategies.fedscem.cohort import EgoGroup, Shared
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
 
 @pytest.mark.parametrize(
-    ("variant", "sharing", "changes"),
+    ("alignment", "aggregation", "variant", "sharing", "changes"),
     [
-        ("full", "none", {}),
-        ("iter", "none", {}),
-        ("minus", "none", {"local_epochs": 2}),
-        ("full", "fedavg", {}),
-        ("full", "fedprox", {"proximal": 0.5}),
-        ("iter", "fedprox", {"proximal": 0.5, "local_epochs": 2}),
+        ("psi", "plain", "full", "none", {}),
+        ("psi", "masked", "full", "none", {}),
+        ("plain", "masked", "full", "none", {}),
+        ("psi", "masked", "iter", "none", {}),
+        ("plain", "plain", "minus", "none", {"local_epochs": 2}),
+        ("psi", "masked", "full", "fedavg", {}),
+        ("psi", "plain", "full", "fedprox", {"proximal": 0.5}),
+        ("plain", "plain", "iter", "fedprox", {"proximal": 0.5, "local_epochs": 2}),
     ],
 )
-def test_equals_dense_clients(variant: str, sharing: str, changes: dict[str, Any]) -> None:
+def test_equals_dense_clients(
+    alignment: str, aggregation: str, variant: str, sharing: str, changes: dict[str, Any]
+) -> None:
+    """Three SuperNodes: one has no client with a shared node."""
     settings, egos = replace(SETTINGS, **changes), seven_egos()
-    how = {"aggregation": "plain", "variant": variant, "model_sharing": sharing}
-    fast = run(egos, settings=settings, **how)
+    how = {"variant": variant, "model_sharing": sharing, "aggregation": aggregation}
+    fast = run(egos, settings=settings, alignment=alignment, supernodes=3, **how)
     slow = plain.run(egos, 3, variant, sharing, start_of(), settings)
     for place, client in enumerate(slow):
         found = fast.last[egos[place].client]
         torch.testing.assert_close(found, client.weights(), atol=2e-5, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("aggregation", "alignment", "supernodes"),
-    [
-        ("masked", "psi", 3),
-        ("masked", "plain", 1),
-        ("plain", "psi", 1),
-        ("plain", "plain", 3),
-    ],
-)
-def test_clients_get_the_means_over_holders(
-    aggregation: str, alignment: str, supernodes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: dict[int, Shared] = {}
-    fuse = EgoGroup.fuse
-
-    def spy(group: EgoGroup, shared: Shared, server_round: int, **how: Any) -> Tensor:
-        for client, (start, end) in zip(
-            group.graph.clients, pairwise(group.graph.ptr), strict=True
-        ):
-            own = (shared.place >= start) & (shared.place < end)
-            found[client] = Shared(shared.place[own] - start, shared.mean[own])
-        return fuse(group, shared, server_round, **how)
-
-    monkeypatch.setattr(EgoGroup, "fuse", spy)
-    egos = three_egos()
-    run(egos, rounds=1, supernodes=supernodes, aggregation=aggregation, alignment=alignment)
-    h = {}
-    for network in egos:
-        client = plain.Client(network, start_of(), SETTINGS)
-        client.step()
-        h[network.client] = client.embed().detach()
-    two, three = (h[7][1] + h[8][0]) / 2, (h[7][2] + h[8][1] + h[9][0]) / 3
-    assert two.abs().max() > 0.01
-    # Nodes 1 and 4 have one holder each: of them nothing comes back.
-    expected = {7: ([1, 2], [two, three]), 8: ([0, 1], [two, three]), 9: ([0], [three])}
-    for client, (place, mean) in expected.items():
-        assert found[client].place.tolist() == place
-        torch.testing.assert_close(
-            found[client].mean, torch.stack(mean), atol=2 * RESOLUTION, rtol=1e-6
-        )
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Container
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ from flower_graph.strategies.nfedgnn.users import (
 )
 
 RATE, DECAY, ROUNDS = 0.05, 5e-4, 20
-LINEAR = "weight"
+LINEAR, SUMS = "weight", "train.add_up"
 NO_PARTNERS = (
     np.zeros((2, 0), np.bool_),
     np.zeros((0, 32), np.uint8),
@@ -158,23 +157,9 @@ def test_vectors_without_dropout_travel_for_rounds_that_are_evaluated(
         assert (up["latent"], up["measured"]) == (4 * own * numbers, 4 * measured * numbers)
 
 
-def second(*, gone: Container[int] = (), mute: Container[int] = ()) -> Faults:
-    """The second SuperNode is not there in some rounds, or its sum is lost."""
-
-    # A round begins with messages of the round after it: vectors are asked for ahead.
-    def word(partition: int, server_round: int, kind: str) -> str:
-        if partition != 1:
-            return "good"
-        if kind == "connect" and server_round - 1 in gone:
-            return "gone"
-        return "lost" if kind == "train.add_up" and server_round in mute else "good"
-
-    return word
-
-
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_a_sum_that_is_missing_stops_the_step_of_all(is_masked: bool) -> None:
-    how: dict[str, Any] = {"faults": second(mute=[2]), "timeout": 0.2, "is_masked": is_masked}
+    how: dict[str, Any] = {"faults": at("lost", {2}, SUMS), "timeout": 0.2, "is_masked": is_masked}
     run = Summed(rich_graph(), supernodes=3, rounds=4, **how)
     assert [bool(report.skipped) for report in run.reports] == [False, True, False, False]
     assert run.reports[1].answered == 0 and run.reports[1].rejected
@@ -195,7 +180,7 @@ def test_whose_first_vectors_are_lost_is_named() -> None:
 
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_who_stops_two_steps_is_left_out_and_named(is_masked: bool) -> None:
-    how: dict[str, Any] = {"rounds": 6, "faults": second(mute=range(2, 7)), "timeout": 0.5}
+    how: dict[str, Any] = {"rounds": 6, "faults": at("lost", range(2, 7), SUMS), "timeout": 0.5}
     run = Summed(rich_graph(), supernodes=3, is_masked=is_masked, **how)
     assert [bool(report.skipped) for report in run.reports] == [False, True, True, *[False] * 3]
     assert [report.answered for report in run.reports] == [40, 0, 0, 27, 27, 27]
@@ -206,7 +191,7 @@ def test_who_stops_two_steps_is_left_out_and_named(is_masked: bool) -> None:
 
 
 def test_nobody_is_left_out_where_most_stop_a_step() -> None:
-    run = Summed(rich_graph(), faults=second(mute=range(2, 5)), rounds=5, timeout=0.1)
+    run = Summed(rich_graph(), faults=at("lost", range(2, 5), SUMS), rounds=5, timeout=0.1)
     assert [report.answered for report in run.reports] == [40, 0, 0, 0, 40]
 
 
@@ -230,7 +215,8 @@ def test_a_sum_that_is_too_long_moves_nobody_further_than_the_limit(
 
 
 def test_masked_the_server_has_neither_sums_nor_layer_and_copies_are_sealed() -> None:
-    how: dict[str, Any] = {"supernodes": 3, "rounds": 6, "faults": second(gone=[3, 4])}
+    gone = at("gone", {4, 5}, "connect")  # before rounds 3 and 4: vectors are asked for ahead
+    how: dict[str, Any] = {"supernodes": 3, "rounds": 6, "faults": gone}
     run = Summed(rich_graph(), is_masked=True, **how)
     assert [report.answered for report in run.reports] == [40, 40, 27, 27, 40, 40]
     assert not any(report.skipped for report in run.reports)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation import Federation
+from federation import Federation, at
 from flwr.app import Array, Context, Message, RecordDict
 from party_helpers import settings
-from test_summed import LINEAR, Summed, rich_graph, second
+from test_summed import LINEAR, Summed, rich_graph
 
 from flower_graph.errors import NoClientsError, RefusedError
 from flower_graph.secure.common_key import CommonKey, KeyPacket, ShareKeyRequest
@@ -53,7 +53,7 @@ def test_nobody_steps_with_a_sum_to_which_something_was_added() -> None:
 def test_one_that_misses_a_step_is_back_and_the_others_go_on_meanwhile() -> None:
     """Sums under pads may differ by one SuperNode: nobody else is left out for one that is gone."""
     how = HOW | {"supernodes": 7, "rounds": 5, "timeout": 5.0}
-    run = Summed(rich_graph(), faults=second(gone=[2, 3]), distrusts=True, **how)
+    run = Summed(rich_graph(), faults=at("gone", {3, 4}, "connect"), distrusts=True, **how)
     assert not any(report.skipped or report.rejected for report in run.reports)
     answered = [report.answered for report in run.reports]
     assert answered[0] == answered[-1] == 40 and 0 < answered[1] == answered[2] < 40
@@ -83,8 +83,10 @@ def rows_signed(*of: CommonKey) -> Any:
     return np.array([one.signed_by for one in of], np.uint8)
 
 
-def pad_of(key: CommonKey, detail: bytes = SUM[2], ring: Ring = RING) -> SumPad:
-    return key.pad(SUM[0], SUM[1], detail, ring, LENGTH)
+def pad_of(
+    key: CommonKey, number: int = SUM[1], detail: bytes = SUM[2], ring: Ring = RING
+) -> SumPad:
+    return key.pad(SUM[0], number, detail, ring, LENGTH)
 
 
 def summed(key: CommonKey) -> tuple[np.ndarray, np.ndarray]:
@@ -104,30 +106,25 @@ def test_a_sum_is_read_by_who_has_the_key(keys: list[CommonKey]) -> None:
 
 
 @pytest.mark.parametrize(
-    "lie", ["word", "high bit", "check", "contributors", "step", "form", "other sum"]
+    ("added", "count", "of"),
+    [
+        pytest.param({3: 1 << 3}, COUNT, {}, id="word"),
+        pytest.param({3: 1 << 55}, COUNT, {}, id="high bit"),
+        pytest.param({-1: 1}, COUNT, {}, id="check"),
+        pytest.param({}, COUNT + 1, {}, id="contributors"),
+        pytest.param({}, COUNT, {"detail": b"another"}, id="step"),
+        pytest.param({}, COUNT, {"ring": Ring(64, 41, 3, 64.0)}, id="form"),
+        pytest.param({}, COUNT, {"number": SUM[1] + 1}, id="other sum"),
+    ],
 )
 def test_a_sum_is_refused_that_is_not_what_contributors_sent(
-    keys: list[CommonKey], lie: str
+    keys: list[CommonKey], added: dict[int, int], count: int, of: dict[str, Any]
 ) -> None:
-    (total, _), count, pad = summed(keys[0]), COUNT, pad_of(keys[1])
-    if lie == "word":
-        total[3] += np.uint64(1 << 3)
-    if lie == "high bit":
-        total[3] += np.uint64(1 << 55)
-    if lie == "check":
-        total[-1] += np.uint64(1)
-    if lie == "contributors":
-        count += 1
-    if lie == "step":
-        pad = pad_of(keys[1], b"another")
-    if lie == "form":
-        pad = pad_of(keys[1], ring=Ring(64, 41, 3, 64.0))
-    if lie == "other sum":
-        total += total
-        count *= 2
-        pad = keys[1].pad(SUM[0], SUM[1] + 1, SUM[2], RING, LENGTH)
+    total, _ = summed(keys[0])
+    for place, change in added.items():
+        total[place] += np.uint64(change)
     with pytest.raises(RefusedError):
-        pad.taken(RING, total, count)
+        pad_of(keys[1], **of).taken(RING, total, count)
 
 
 def test_a_refusal_does_not_tell_where_the_sum_lies_that_something_is_added_to(

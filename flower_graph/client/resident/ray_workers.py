@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 from flwr.app import Context, Message, RecordDict
@@ -46,7 +46,6 @@ from flower_graph.storage.writing import inside, remove, remove_folder, replaced
 from flower_graph.wire.client_errors import lost_reply
 
 LOG = logging.getLogger(__name__)
-T = TypeVar("T")
 Actor = Any  # a handle of one of Ray's, which gives its methods no types
 GPUS = "resident-num-gpus"  # of the run config
 OUT = "output-dir"  # of the run config
@@ -99,11 +98,8 @@ class RayWorker:
         context.run_config = {**context.run_config, OUT: str(self._out)}
         if self._mirror is None:
             return self._app(message, context), context.state
-        supernode = node_name(context)
-        reply = self._mirror.during(supernode, lambda: self._app(message, context))
-        if reply.has_error():
-            self._mirror.forget(supernode)
-        return reply, context.state
+        during = self._mirror.during
+        return during(node_name(context), lambda: self._app(message, context)), context.state
 
 
 class RayHome:
@@ -289,23 +285,21 @@ class Mirror:
         self._here, self._there = here, there
         self._known = set[str]()  # SuperNodes whose files here are as there
 
-    def during(self, supernode: str, answer: Callable[[], T]) -> T:
+    def during(self, supernode: str, answer: Callable[[], Message]) -> Message:
         """Answer a message of a SuperNode: fetch its files before, send changes after."""
         if supernode not in self._known:
             self._here.write(ray.get(self._there.read.remote(supernode)))
         before = self._here.stamps()
         self._known.discard(supernode)  # if it fails, what it has changed counts for nothing
-        result = answer()
+        reply = answer()
         if changes := self._here.changes(before):
             ray.get(self._there.write.remote(changes))
         # A client that has lost its state asks for its checkpoint: then they are fetched again
         with suppress(OSError):
             remove_folder(self._here.out / CHECKPOINTS)
-        self._known.add(supernode)
-        return result
-
-    def forget(self, supernode: str) -> None:
-        self._known.discard(supernode)
+        if not reply.has_error():
+            self._known.add(supernode)
+        return reply
 
 
 class TemporaryFolder:

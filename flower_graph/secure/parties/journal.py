@@ -113,8 +113,10 @@ class Content:
         refuse_if(key in self.states and not is_same(int(self.states[key], 16)), why)
         return key
 
-    def begin(self, kept: Kept, most: int) -> None:
-        """Count that the party begins anew; refuse more than so many times a day."""
+    def begin(self, kept: Kept, most: int, *, anew: bool = False) -> None:
+        """Count that the party begins a run, or begins it anew; refuse more times a day."""
+        if kept.begun and not anew:
+            return
         now = time.time()
         self.begun = [moment for moment in self.begun if moment > now - DAY]
         times = len(self.begun)
@@ -159,8 +161,7 @@ class Journal:
         """
         with self._changed(run) as (content, kept):
             _go_up(kept, number)
-            if not kept.begun or kept.mark != mark:
-                content.begin(kept, most)
+            content.begin(kept, most, anew=kept.mark != mark)
             kept.mark = secrets.token_hex(8)
         return kept.mark
 
@@ -174,8 +175,7 @@ class Journal:
         with self._changed(run) as (content, kept):
             why = f"{most_lists} lists of commitments were answered in this run"
             refuse_if(kept.lists >= most_lists, why)
-            if not kept.begun:
-                content.begin(kept, most)
+            content.begin(kept, most)
             kept.lists += 1
 
     def check_state(self, purpose: str, state: bytes, ready: int) -> None:
@@ -234,8 +234,7 @@ class Journal:
         `continue_run`.
         """
         with self._changed(run) as (content, kept):
-            if not kept.begun:
-                content.begin(kept, most)
+            content.begin(kept, most)
             why = f"alignment {alignment} is over, this is {kept.alignment}"
             refuse_if(alignment < kept.alignment, why)
             if alignment > kept.alignment:

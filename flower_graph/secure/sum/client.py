@@ -379,20 +379,19 @@ class SumClient:
         with reading("the state of the secure sum", StateLostError):
             kept = read_state(state)
             host = cls(kept["run_id"], kept["clients"], trust, least=least)
-            registry, shown, epoch = (kept.pop(name) for name in ("registry", "_shown", "epoch"))
+            names = "registry", "_shown", "epoch", "_rounds"
+            registry, shown, epoch, rounds = (kept.pop(name) for name in names)
             why = "the keys that were kept are for another setting of trust"
             refuse_if((registry is None) != (trust is None), why, StateLostError)
-            rounds = kept.pop("_rounds")
             if trust is not None and registry != trust.registry.digest:
                 # An epoch is of one version of the registry. A seed that was shown is known: it
                 # serves no other list.
-                fresh = {} if shown is None else {"_seed": host._seed}
-                vars(host).update(kept | {"_last": -1} | fresh)
-                return host
+                kept |= {"_last": -1} | ({} if shown is None else {"_seed": host._seed})
+            else:
+                kept["_shown"] = shown and RevealRequest(**shown)
+                kept["epoch"] = epoch and Epoch(**epoch)
+                kept["_rounds"] = {number: ClientRound(**one) for number, one in rounds.items()}
             vars(host).update(kept)
-            host._shown = None if shown is None else RevealRequest(**shown)
-            host.epoch = None if epoch is None else Epoch(**epoch)
-            host._rounds = {number: ClientRound(**one) for number, one in rounds.items()}
         return host
 
     # Checks

@@ -153,7 +153,6 @@ class SumRound:
         self.suspects: Integers = np.zeros(0, np.int64)  # at odds with most, unproven
         self.total: RingArray = np.zeros(0, WORDS[64])
         self.skipped: Reason | None = None
-        self._secrets: dict[int, bytes] = {}  # that were recovered, by row
         self._stage, self.terms = "prepare", b""  # the terms, hashed, once they are known
         self._open = set(self._rows)  # nodes that are asked and have not answered
         # Signatures of round keys and of the list
@@ -451,29 +450,27 @@ class SumRound:
                 f"{self.parties[few[0]]}: {self.has[few[0]].sum()} of {self.threshold})"
             )
             return
-        wrong = []
+        wrong: list[int] = []
+        masks: list[tuple[bytes, int]] = []
         for row in needed.tolist():
             came = np.flatnonzero(self.has[row])[: self.threshold]
             held = {column + 1: self.shares[row, column].tobytes() for column in came.tolist()}
-            if (secret := self.secret_of(row, int(self.kinds[row]), held)) is not None:
-                self._secrets[row] = secret
-                continue
-            self._convict(row, "its shares do not give the secret that it committed to")
-            wrong.append(row)
+            secret = self.secret_of(row, int(self.kinds[row]), held)
+            about = self.run_id, self.number, (party := int(self.parties[row]))
+            if secret is None:
+                self._convict(row, "its shares do not give the secret that it committed to")
+                wrong.append(party)
+            elif self.kinds[row] == SEED:
+                masks.append((channel.self_mask_key(secret, *about, self.terms), -1))
+            else:
+                partners = self.partners[row]
+                present = partners[self.contributed[partners]]
+                public = channel.pieces(self.round_keys[present])
+                others = dict(zip(self.parties[present].tolist(), public, strict=True))
+                masks += channel.pair_masks(secret, *about, others, self.terms)
         if wrong:
-            self.skip(f"client {self.parties[wrong[0]]} shared wrongly")
+            self.skip(f"client {wrong[0]} shared wrongly")
             return
-        masks: list[tuple[bytes, int]] = []
-        for row in needed.tolist():
-            about = self._secrets[row], self.run_id, self.number, int(self.parties[row])
-            if self.kinds[row] == SEED:
-                masks.append((channel.self_mask_key(*about, self.terms), -1))
-                continue
-            partners = self.partners[row]
-            present = partners[self.contributed[partners]]
-            public = channel.pieces(self.round_keys[present])
-            others = dict(zip(self.parties[present].tolist(), public, strict=True))
-            masks += channel.pair_masks(*about, others, self.terms)
         add_streams(self.total, masks)
 
     def _most_disputed(self) -> Integers:

@@ -648,9 +648,8 @@ class PartySums(SumServer):
         """Begin a round of the epoch; parties without any of the clients are absent."""
         if (epoch := self.epoch) is None:
             return self._none(number, self._too_few)
-        there = set(epoch.parties.tolist()) - self._cheating
-        hosted = {party: self.hosted([party]) for party in there}
-        local = {party: own for party, own in hosted.items() if not clients.isdisjoint(own)}
+        hosted = self.epoch_clients().items()
+        local = {party: own for party, own in hosted if not clients.isdisjoint(own)}
         return self._open(epoch, number, local, self.registry, self._earlier)
 
     def _blame(self, reason: Reason, node: int | None) -> None:
