@@ -476,12 +476,11 @@ def client_graphs(
         check_ending(file)
         if file.is_dir() and (found := [one.name for one in sorted(file.glob("*.[cC][sS][vV]"))]):
             raise DataError(f"folder {file}: has {', '.join(found)}, not {NODES} and {EDGES}")
+    there = ", ".join(file.name for file in others)[:200]
     if not files:
-        there = ", ".join(file.name for file in others) or "nothing"
         wanted = f"*{', *'.join(GRAPH_FILES)}, or folders with {NODES} and {EDGES}"
-        raise DataError(f"data.name = {str(path)!r}: has no {wanted}, but {there:.200}")
-    left_out = ", ".join(file.name for file in others)
-    tell(f"folder {path}", [f"not read: {left_out:.200}"] if left_out else [])
+        raise DataError(f"data.name = {str(path)!r}: has no {wanted}, but {there or 'nothing'}")
+    tell(f"folder {path}", [f"not read: {there}"] if there else [])
     for file in files:
         yield f"file {file}", read_file(file, how)
 
@@ -514,11 +513,9 @@ def _parts(path: Path, values: dict[str, Any]) -> Iterator[tuple[str, dict[str, 
     if edges is not None:
         inside = owner[edges[0]] == owner[edges[1]]
         edges, numbers = edges[:, inside].long(), inside.nonzero().flatten()  # these, in the file
-    for count, what in (
-        (int((~inside).sum()), "edges between clients"),
-        (int((owner < 0).sum()), "nodes without a client"),
-    ):
-        tell(f"file {path}", [f"{count} {what} left out"] if count else [])
+    left = {"edges between clients": ~inside, "nodes without a client": owner < 0}
+    counts = {what: int(is_left.sum()) for what, is_left in left.items()}
+    tell(f"file {path}", [f"{count} {what} left out" for what, count in counts.items() if count])
     for client, name in enumerate(clients):
         rows = (owner == client).nonzero().flatten()
         part = values | {key: _pick(values[key], rows) for key in OF_NODES if key in values}

@@ -90,8 +90,8 @@ def client_statistics(
     numbers: Tensor | None = None  # of nodes, the same at all clients
     if whole is not None or isinstance(graphs[0], OverlappingGraph):
         numbers = torch.cat([graph.nodes for graph in graphs])
-    elif egos := [graph for graph in graphs if isinstance(graph, EgoNetwork)]:
-        numbers = node_numbers(egos)
+    elif isinstance(graphs[0], EgoNetwork):
+        numbers = node_numbers(graphs)
     if numbers is not None:
         nodes, holders = numbers.unique(return_counts=True)
         links = _distinct_edges(graphs, numbers)
