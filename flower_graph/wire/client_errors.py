@@ -148,15 +148,12 @@ class Failures:
 
     def check(self, asked: Iterable[int]) -> None:
         """Raise ``ClientBugError`` if all nodes have failed at one line with one kind of error."""
-        nodes = {*asked}
-        if not nodes or not nodes <= self.found.keys():
+        nodes, found = {*asked}, self.found
+        if not nodes or not nodes <= found.keys() or {*self.grid.get_node_ids()} - found.keys():
             return
-        if not {*self.grid.get_node_ids()} <= self.found.keys():
-            return
-        count = len(self.found)
-        if len({fault for fault, _ in self.found.values()}) == 1:
-            (kind, file, _), said = next(iter(self.found.values()))
-            who = "the SuperNode" if count == 1 else f"each of the {count} SuperNodes"
+        if len({fault for fault, _ in found.values()}) == 1:
+            (kind, file, _), said = next(iter(found.values()))
+            who = "the SuperNode" if len(found) == 1 else f"each of the {len(found)} SuperNodes"
             words = said.strip() if file else f"{kind}, whose text stays in the log of each"
             raise ClientBugError(f"{who} fails with the same error:\n{words}")
 

@@ -43,7 +43,6 @@ write flower_graph/storage/files.py truncate: a stream that the gate opened
 write flower_graph/storage/row_file.py from_file: maps what the gate opened
 write flower_graph/storage/row_file.py truncate: a stream that the gate opened
 write flower_graph/storage/formats.py save_file: by a path in a folder that the gate opened
-write strategies/fedscem/tables.py TemporaryDirectory export_chrome_trace: a profile's trace
 write strategies/fedscem/tables.py os.open: /dev/null
 write apps/cli/main.py os.open: /dev/null
 """
