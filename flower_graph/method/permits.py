@@ -151,13 +151,16 @@ class Permits:
     def _delta(self) -> float | None:
         return USUAL_DELTA if self.most_delta is None and self.most_epsilon else self.most_delta
 
+    def _shown(self, key: str) -> object:
+        limit = self._delta if key == "most-delta" else getattr(self, LIMITS[key].name)
+        return ", ".join(limit) if isinstance(limit, tuple) else limit
+
     def lines(self) -> list[str]:
         """Describe the limits, a line each."""
         lines = []
         for key, one in LIMITS.items():
-            limit = self._delta if one.name == "most_delta" else getattr(self, one.name)
-            shown = ", ".join(limit) if isinstance(limit, tuple) else limit
-            words = one.metadata["otherwise" if limit is None else "words"]
+            shown = self._shown(key)
+            words = one.metadata["otherwise" if shown is None else "words"]
             lines.append(f"{key:13}  {words.format(shown)}")
         return lines
 
@@ -184,11 +187,11 @@ class Permits:
             raise self._refused("differ-by", f"this run has strategy.differ_by={how.differ_by}")
 
     def _check_noise(self, config: RunConfig) -> None:
-        floors = ("most_epsilon", "least_noise", "most_clip", "most_delta")
-        asked = [name for name in floors if getattr(self, name) is not None]
+        floors = ("most-epsilon", "least-noise", "most-clip", "most-delta")
+        asked = [key for key in floors if getattr(self, LIMITS[key].name) is not None]
         if not asked:
             return
-        privacy, key = config.privacy, asked[0].replace("_", "-")
+        privacy, key = config.privacy, asked[0]
         if not privacy.is_local:
             server = "this run leaves the noise to the server (privacy.form=central)"
             lack = server if privacy.is_on else "this run has no budget (privacy.epsilon=null)"
@@ -223,9 +226,7 @@ class Permits:
         return any(asked.is_relative_to(one.resolve()) for one in paths if one.is_absolute())
 
     def _refused(self, key: str, why: str) -> RefusedError:
-        limit = self._delta if key == "most-delta" else getattr(self, key.replace("-", "_"))
-        shown = ",".join(limit) if isinstance(limit, tuple) else limit
-        return RefusedError(f"this SuperNode's node config has {key}={shown}, and {why}")
+        return RefusedError(f"this SuperNode's node config has {key}={self._shown(key)}, and {why}")
 
 
 LIMITS = {one.name.replace("_", "-"): one for one in fields(Permits)}

@@ -76,7 +76,6 @@ class Run:
         return [*self._several.values()] or [self]
 
     def __fspath__(self) -> str:
-        """Return the folder, so that a run may stand where a path may."""
         return str(self.path)
 
     @cached_property
