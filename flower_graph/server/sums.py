@@ -36,7 +36,7 @@ from flower_graph.secure.sum.messages import (
 from flower_graph.secure.sum.round import Cause, Reason, Skipped, SumResult
 from flower_graph.secure.sum.server import Send, SumServer
 from flower_graph.server.membership import Membership
-from flower_graph.wire.arrays import Config, Scalar, read_numbers
+from flower_graph.wire.arrays import Config, Scalar, read_array
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.codec import Message
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
@@ -268,7 +268,8 @@ class SecureSum:
 
         ``MalformedReplyError`` if it is not as asked for.
         """
-        total = read_numbers(content, record, array, (self._length,))
+        shape = (self._length,)
+        total = read_array(content, record, array, shape, limit=None, must_be_finite=False)
         reply = MaskedReply.read(content, total=total)
         self.server.take(node, reply)
         return list(reply.clients.tolist())
