@@ -108,7 +108,7 @@ def audit_command(args: argparse.Namespace) -> int:
     plans = [settings_of(args.config, [*args.overrides, *local], **how) for local in seeds]
     for _, config in plans[0]:
         check_run(config)
-    with new_folder(args.out or default_folder(f"audit-{args.config}")) as out:
+    with new_folder(args.out or default_folder(args.config, "audit-")) as out:
         record = _audit(args, plans)
         shown = page(record, _notes(record))
         from flower_graph.report.plots import save_audit  # slow to import

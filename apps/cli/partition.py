@@ -61,8 +61,7 @@ def partition_command(args: argparse.Namespace) -> int:
     if len(configs) > 1:
         over = f"mean ± deviation over seeds {', '.join(map(str, record['seeds']))}"
     heading, title = f"Partition of {args.config}, {over}", f"{args.config}, {first}"
-    folder = default_folder(args.config)
-    with new_folder(args.out or folder.with_name(f"partition-{folder.name}")) as out:
+    with new_folder(args.out or default_folder(args.config, "partition-")) as out:
         folders = _write_folders(out, config, cuts, args.supernodes)
         # The picture first: where partition.json is, the command has done all it does.
         from flower_graph.report.plots import draw_classes, is_drawn, plot, plot_counts  # slow

@@ -133,10 +133,14 @@ def run_all(args: argparse.Namespace) -> tuple[Path, list[Job], dict[str, object
     return top, jobs, summarise(top, results) if len(jobs) > 1 else results[0]
 
 
-def default_folder(name: str) -> Path:
-    """Return a new folder's path for the outputs of a config: ``runs/<config>-<UTC time>``."""
-    stem = Path(name).stem if is_file_name(name) else name.replace("/", "-")
-    folder = Path("runs") / f"{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+def stem_of(name: str) -> str:
+    """Return how folders are called after a config."""
+    return Path(name).stem if is_file_name(name) else name.replace("/", "-")
+
+
+def default_folder(name: str, kind: str = "") -> Path:
+    """Return a new folder's path for outputs: ``runs/<kind><config>-<UTC time>``."""
+    folder = Path("runs") / f"{kind}{stem_of(name)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     # Python can do two runs within a second.
     others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
     return next(one for one in chain([folder], others) if not one.exists())

@@ -63,7 +63,7 @@ def reproduce_command(args: argparse.Namespace) -> int:
         if not (key and value):
             raise ConfigError(f"--only {text!r}: write KEY=VALUE, such as data=Cora")
         only.setdefault(key, []).append(value)
-    out = named(args.out or default_folder(f"reproduce-{args.paper}"))
+    out = named(args.out or default_folder(args.paper, "reproduce-"))
     if args.again:
         return 0 if run_again(args.paper, args.again, out, only, args.seeds or ()) else 1
     reproduce(selected(read_paper(args.paper), only, args.seeds, args.rounds), out)

@@ -23,7 +23,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from flower_graph.apps.cli.run import check_all
+from flower_graph.apps.cli.run import check_all, stem_of
 from flower_graph.apps.cli.say import say
 from flower_graph.apps.parallel import in_parallel, loaded, settings_of, time_left, workers_for
 from flower_graph.apps.run import run
@@ -205,8 +205,7 @@ def sweep_command(args: argparse.Namespace) -> int:
     seeds = args.seeds or [loaded(args.config, tuple(fixed)).seed]
     if args.optuna is not None and not (varied and args.optuna > 0):
         raise ConfigError(f"--optuna {args.optuna}: name a number of trials, and what varies")
-    stem = Path(args.config).stem if is_file_name(args.config) else args.config.replace("/", "-")
-    out = named(args.out or Path("runs") / f"sweep-{stem}")
+    out = named(args.out or Path("runs") / f"sweep-{stem_of(args.config)}")
     sweep = Trial(args.config, tuple(fixed), out, tuple(seeds), tuple(args.app or ()))
     with new_folder(out, may_exist=True):
         lock = FolderLock(out)
