@@ -37,7 +37,6 @@ from flower_graph.data.graph import ClientGraph, Graph, Scale
 from flower_graph.data.new_graph import DataForm
 from flower_graph.data.partition.client_graphs import partition_graph
 from flower_graph.data.sources.datasets import cached_clients, cached_data
-from flower_graph.errors import DataError
 from flower_graph.flower_compat import Mod, NumPyClient
 from flower_graph.outputs.build import build_module
 from flower_graph.privacy.local import privacy_mods
@@ -160,7 +159,7 @@ class Method(Generic[C, S]):
         module, scale = build_module(*run.saved(client)), run.data.scale
         takes = graph.edge_weight is not None and takes_weights(module)
         with torch.no_grad():
-            said = module(graph.x, edges_of(graph), *([graph.edge_weight] if takes else []))
+            said = module(graph.x, graph.needed_edges(), *([graph.edge_weight] if takes else []))
         return said.softmax(1) if scale is None else scale.undo(said[:, 0])
 
     def audit(self) -> Audit[C] | None:
@@ -231,14 +230,6 @@ class GraphMethod(Method[C, S]):
 
 
 # Of a run's data ----------------------------------------------------------------------------------
-
-
-def edges_of(graph: NewGraph) -> Tensor:
-    """Return the edges that the models of a method need; ``DataError`` if there are none."""
-    edges = graph.edge_index
-    if edges is None or not edges.numel():
-        raise DataError("the graph has no edges, which the run's models need")
-    return edges
 
 
 def class_names(

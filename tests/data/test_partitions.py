@@ -22,7 +22,14 @@ from torch_geometric.utils import k_hop_subgraph, subgraph
 from flower_graph.config.partition import PartitionSection
 from flower_graph.data import Graph, csbm, to_undirected
 from flower_graph.data.folders.client_folder import Clients
-from flower_graph.data.graph import ClientGraph, Masks, neighbours_of
+from flower_graph.data.graph import (
+    ClientGraph,
+    Masks,
+    check_roles,
+    labelled_split,
+    neighbours_of,
+    stratified_split,
+)
 from flower_graph.data.partition.client_graphs import (
     CHUNK,
     DRAWS,
@@ -53,14 +60,7 @@ from flower_graph.data.partition.client_graphs import (
     split_per_client,
 )
 from flower_graph.data.partition.statistics import client_statistics, node_statistics
-from flower_graph.data.splits import (
-    check_roles,
-    geom_gcn_split,
-    labelled_split,
-    random_split,
-    select_column,
-    stratified_split,
-)
+from flower_graph.data.sources.datasets import geom_gcn_split, random_split, select_column
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.ops.graph import SortedEdges
 from flower_graph.strategies.ppfl.config import PartitionConfig

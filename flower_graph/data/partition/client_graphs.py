@@ -35,11 +35,14 @@ from flower_graph.data.features import CHANGES, Treatment
 from flower_graph.data.graph import (
     ClientGraph,
     WholeGraph,
+    check_roles,
+    cut_by_shares,
+    labelled_split,
     neighbours_of,
+    stratified_split,
     take_rows,
 )
 from flower_graph.data.graph import cut_out as cut_out
-from flower_graph.data.splits import check_roles, cut_by_shares, labelled_split, stratified_split
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import SortedEdges, values_at
 from flower_graph.rng import derive_seed, generator
