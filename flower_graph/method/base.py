@@ -43,7 +43,7 @@ from flower_graph.privacy.local import privacy_mods
 
 if TYPE_CHECKING:
     from flower_graph.audit.attacks import Audit
-    from flower_graph.data.partition.statistics import PartitionStatistics
+    from flower_graph.data.partition.statistics import Description
     from flower_graph.outputs.files import Embeddings, Predictions, SavedModels
     from flower_graph.server.round_loop import RoundLoop
 
@@ -54,7 +54,7 @@ S = TypeVar("S", bound="RoundLoop")  # its server's half
 class Partition(NamedTuple):
     """The output of ``flower-graph partition``."""
 
-    statistics: PartitionStatistics
+    statistics: Description
     """Figures and distributions of the partition."""
     data: RunData
     """The data of each party, for the data folders."""
@@ -192,16 +192,23 @@ class GraphMethod(Method[C, S]):
 
     def graphs(self, config: C) -> list[ClientGraph]:
         """Load the graphs of all clients, once a process, ordered by the clients' numbers."""
-        return cached_clients(self.load_graphs, config)
+        graphs = cached_clients(self.load_graphs, config)
+        self.check(config, graphs)
+        return graphs
+
+    def check(self, config: C, graphs: Sequence[ClientGraph]) -> None:
+        """Refuse graphs that the method cannot train on: of all clients, or those of a folder."""
 
     def data(self, config: C) -> Clients:
-        """Load the clients' graphs without the checks of a method that overrides ``graphs``."""
+        """Load the clients' graphs without ``check``."""
         return Clients.of(cached_clients(self.load_graphs, config))
 
     def hosted(self, config: C, context: Context) -> tuple[list[ClientGraph], RunFolder | None]:
         folder = client_folder(config, context)
         if folder is not None:
-            return graphs_of(folder), folder
+            here = graphs_of(folder)
+            self.check(config, here)
+            return here, folder
         everyone = self.graphs(config)
         return everyone[share(context, len(everyone))], None
 

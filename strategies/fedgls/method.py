@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,22 +120,25 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
             return FedProtoClient(context, graphs, shared, config.strategy, **local)
         return StructureClient(context, graphs, settings, **local)
 
-    def hosted(
-        self, config: FedGLSConfig, context: Context
-    ) -> tuple[list[ClientGraph], RunFolder | None]:
-        here, folder = super().hosted(config, context)
-        if folder is not None:
-            _check_each(here, config)
-        return here, folder
-
     def graphs(self, config: FedGLSConfig) -> list[ClientGraph]:
         return cached_clients(self._checked, config, config.strategy.name)
 
     def _checked(self, config: FedGLSConfig) -> list[ClientGraph]:
         graphs = cached_clients(self.load_graphs, config)
         _check_mix(len(graphs), sum(graph.is_graphless for graph in graphs), config)
-        _check_each(graphs, config)
+        self.check(config, graphs)
         return graphs
+
+    def check(self, config: FedGLSConfig, graphs: Sequence[ClientGraph]) -> None:
+        name = config.strategy.name
+        unknown = [g.client for g in graphs if g.is_graphless and g.hidden_edges is None]
+        if GRAPHS[name] == TRUE and unknown:
+            remedy = "set strategy.name=fed-gnn-knn, or make folders with `partition --true-edges`"
+            raise ConfigError(
+                f"strategy.name: {name} needs true edges; client {unknown[0]} has none; {remedy}"
+            )
+        if GRAPHS[name] in (LEARNED, KNN):
+            check_neighbours(graphs, config.graph.neighbours)
 
     def graphless_ratio(self, config: FedGLSConfig) -> float:
         return config.graph.graphless_ratio
@@ -218,18 +222,6 @@ def _check_mix(clients: int, graphless: int, config: FedGLSConfig) -> None:
     if name == FEDGLS and graphless == clients:
         as_knn = "graphs stay those of nearest neighbours, as with strategy.name=fed-gnn-knn"
         LOG.warning("all %d clients are graphless: %s", clients, as_knn)
-
-
-def _check_each(graphs: list[ClientGraph], config: FedGLSConfig) -> None:
-    name = config.strategy.name
-    unknown = [g.client for g in graphs if g.is_graphless and g.hidden_edges is None]
-    if GRAPHS[name] == TRUE and unknown:
-        remedy = "set strategy.name=fed-gnn-knn, or make folders with `partition --true-edges`"
-        raise ConfigError(
-            f"strategy.name: {name} needs true edges; client {unknown[0]} has none; {remedy}"
-        )
-    if GRAPHS[name] in (LEARNED, KNN):
-        check_neighbours(graphs, config.graph.neighbours)
 
 
 def structure_settings(config: FedGLSConfig, folder: RunFolder | None = None) -> StructureSettings:

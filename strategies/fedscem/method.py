@@ -18,7 +18,7 @@ from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_ego_folder
 from flower_graph.data.folders.party import RunFolder
 from flower_graph.data.graph import ClientGraph
-from flower_graph.data.partition.client_graphs import partition_egos
+from flower_graph.data.partition.client_graphs import partition_graph
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.flower_compat import Mod, NumPyClient
@@ -112,7 +112,8 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
         path, how = clients_path(config.data), config.partition
         if path is None:
             whole = cached_data(config)
-            return Clients.cut(partition_egos(whole, how, config.seed), whole, is_identified=True)
+            egos = partition_graph(whole, how, 0.0, config.seed)
+            return Clients.cut(egos, whole, is_identified=True)
         egos = load_ego_folder(path, how, config.seed, ReadOptions.of(config.data))
         if len(egos) < 2 and config.masks_sums:
             raise ConfigError(f"data.name: {str(path)!r} has 1 client; a masked sum needs 2")
