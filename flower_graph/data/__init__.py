@@ -12,7 +12,7 @@ from flower_graph.lazy import attach
 if TYPE_CHECKING:
     from flower_graph.data.description import as_graph, check_data
     from flower_graph.data.graph import Graph, to_undirected
-    from flower_graph.data.sources.datasets import describe, load_data, load_graph
+    from flower_graph.data.sources.datasets import load_data, load_graph
     from flower_graph.data.sources.generators import csbm, csbm_sparse
     from flower_graph.data.sources.names import known_names
 
@@ -22,7 +22,6 @@ __all__ = [
     "check_data",
     "csbm",
     "csbm_sparse",
-    "describe",
     "known_names",
     "load_data",
     "load_graph",

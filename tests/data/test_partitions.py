@@ -834,10 +834,8 @@ def test_figures_of_communities_by_hand():
 def sharing(number: int, *nodes: int, test: int) -> ClientGraph:
     """Make a client whose first three nodes are a path, and whose nodes 1 and 3 are public."""
     held, both = torch.tensor(nodes), to_undirected(torch.tensor([[0, 1], [1, 2]]), len(nodes))
-    public, y, nobody = (held == 1) | (held == 3), Y[held], held < 0
-    given = held, torch.zeros(len(nodes), 7), y, both, None, nobody, nobody, nobody
-    graph = ClientGraph(number, *given, public=public, train_y=y)
-    return with_roles(graph, [0], [], [test])
+    graph = ClientGraph.bare(number, torch.zeros(len(nodes), 7), Y[held], both, held)
+    return with_roles(replace(graph, public=(held == 1) | (held == 3)), [0], [], [test])
 
 
 def test_figures_of_overlapping_clients_by_hand():

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from graph_helpers import toy
 from hostile_grid import evil, objects, with_header
 
 from flower_graph import ClientGraph
@@ -269,9 +270,7 @@ def test_a_second_resume_never_leaves_rounds_out(
 
 
 def graph_with(label: int) -> ClientGraph:
-    edges, y, none = torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 1, label]), torch.zeros(3)
-    roles = none == 0, none > 0, none > 0
-    return ClientGraph(0, torch.arange(3), torch.ones(3, 2), y, edges, None, *roles)
+    return toy(0, [[1.0, 1.0]] * 3, [0, 1, label], [(0, 1)])
 
 
 def test_a_label_that_is_no_class_is_named() -> None:

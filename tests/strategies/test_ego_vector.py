@@ -8,6 +8,7 @@ import pytest
 import torch
 from ego_helpers import HIDDEN, SETTINGS, start_of
 from flwr.app import RecordDict
+from graph_helpers import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,10 +34,7 @@ RUN, ROUND, MOST, CPU = b"r" * 16, 4, 6, torch.device("cpu")
 
 def network(client: int, count: int) -> ClientGraph:
     """A client of so many nodes without edges; its vectors are given, so nothing else matters."""
-    mask = torch.zeros(count, dtype=torch.bool)
-    x, y = torch.ones(count, SETTINGS.num_features), torch.zeros(count, dtype=torch.long)
-    edges = torch.zeros(2, 0, dtype=torch.long)
-    return ClientGraph(client, torch.arange(count), x, y, edges, None, ~mask, mask, mask)
+    return toy(client, [[1.0] * SETTINGS.num_features] * count, [0] * count)
 
 
 def cohort_of(held: dict[int, list[int]]) -> tuple[EgoCohort, EgoGroup]:

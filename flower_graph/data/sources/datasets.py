@@ -158,24 +158,6 @@ def load_graph(config: DataConfig, *, seed: int = 0, how: ReadOptions | None = N
     return graph
 
 
-# Any: ``Graph`` or PyG's ``Data``, which types its attributes as nothing
-def describe(data: Any) -> dict[str, int]:
-    """Count a graph's parts.
-
-    Returns ``nodes``, ``edges`` (undirected), ``features``, ``classes``, ``isolated`` (nodes
-    without an edge), and the sizes ``train``, ``val`` and ``test``.
-    """
-    nodes, features = data.x.shape
-    return {
-        "nodes": nodes,
-        "edges": data.edge_index.size(1) // 2,
-        "features": features,
-        "classes": int(data.num_classes),
-        "isolated": nodes - data.edge_index.unique().numel(),
-        **{part.partition("_")[0]: int(getattr(data, part).sum()) for part in PARTS},
-    }
-
-
 def _read(config: DataConfig, seed: int, how: ReadOptions) -> Graph:
     path, name, root = file_path(config.name), config.name.lower(), config.root
     is_pyg = path is None and name not in (LINQS, CSBM, *OGB)
