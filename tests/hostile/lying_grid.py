@@ -212,6 +212,47 @@ FEDSCEM = (
 )  # fmt: skip
 
 
+def rewritten(name: str, change: Callable[[np.ndarray], Any]) -> Change:
+    """Change one entry, of integers."""
+    return lambda entries, _: {
+        **entries,
+        name: change(np.frombuffer(entries[name], "<i8").copy()).tobytes(),
+    }
+
+
+def fewer_claims(entries: Entries, _: int) -> dict[str, Any]:
+    """Leave out what the last client's SuperNode has claimed."""
+    last = {"rows": 1, "clients": 1, "signatures": 64, "nodes": 8 * entries["claim-rows"][-1]}
+    return {
+        **entries,
+        **{f"claim-{name}": entries[f"claim-{name}"][:-n] for name, n in last.items()},
+    }
+
+
+def no_claims(entries: Entries, _: int) -> dict[str, Any]:
+    return {name: value for name, value in entries.items() if not name.startswith("claim-")}
+
+
+NOT_ALIKE = "means for some clients and not for others"
+# PPFL-GNN's messages; its clients have a turn a round, and a vector that is masked was theirs
+PPFL = (
+    *(lie for lie in SUMS if lie.at != "mask-ready" or lie.again),
+    Lie("other places", "slots", rewritten("slots", np.flip), "orders public nodes otherwise"),
+    Lie("another's node", "slots",
+        rewritten("claim-nodes", lambda nodes: np.roll(nodes, 1)), "is not signed with"),
+    Lie("fewer claims", "slots", fewer_claims, r"claims of (\d+) parties, sums of (?!\1 )"),
+    Lie("no claims", "slots", no_claims, "claims of 0 parties"),
+    Lie("a longer sum", "slots",
+        lambda entries, _: {**entries, "mask-length": entries["mask-length"] + 3},
+        "another length than the nodes"),
+    Lie("other means for one", "claim-means",
+        lambda entries, _: {**entries, "claim-means": entries["claim-means"][::-1]},
+        "are not those that it shows to all"),
+    Lie("no means for one", "claim-means", telling(**{"with-targets": [0]}), NOT_ALIKE),
+    Lie("means for one", "slots", telling(**{"claim-means": bytes(64)}), NOT_ALIKE),
+)  # fmt: skip
+
+
 class Enough(BaseException):
     """Ends a run once so many lies were told."""
 

@@ -17,7 +17,7 @@ import pytest
 import test_summed
 from federation import ALL, Federation, Setup
 from flwr.app import Array, Context, Message
-from lying_grid import FEDSCEM, SUMS, Lie, LyingGrid, unrefused
+from lying_grid import FEDSCEM, PPFL, Lie, LyingGrid, unrefused
 from party_helpers import write_keys
 from public_helpers import ToyModel
 from test_summed import rich_graph
@@ -246,15 +246,11 @@ def test_every_lie_about_a_sum_is_refused_and_the_sum_is_right(tmp_path: Path) -
     assert unrefused(grid.said) == {}
 
 
-# A node that masks a vector for the server's lie has had its turn: PPFL-GNN's notes that at once.
-PPFL = tuple(lie for lie in SUMS if lie.at != "mask-ready" or lie.again)
-
-
 @pytest.mark.parametrize(
     ("setup", "lies"),
     [
         (ALL["fedscem"].with_("strategy.trust=malicious-server", "strategy.dropout=0.3"), FEDSCEM),
-        pytest.param(ALL["deepwalk, secure, untrusted"], PPFL, marks=pytest.mark.slow),
+        (ALL["deepwalk, secure, untrusted"], PPFL),
     ],
     ids=["fedscem", "deepwalk"],
 )
