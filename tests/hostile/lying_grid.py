@@ -191,6 +191,15 @@ def telling(**changes: Any) -> Change:
     return lambda entries, _: {**entries, **changes}
 
 
+def declared(change: Callable[[np.ndarray], Any]) -> Change:
+    """Change what is said of the points that clients will bring: rows of client and points."""
+    return changed(RevealRequest, lambda m: replace(m, declared=change(np.array(m.declared))))
+
+
+def points(number: int) -> Change:
+    return declared(lambda rows: np.stack([rows[:, 0], 0 * rows[:, 1] + number], 1))
+
+
 REFUSES = "with a key of its own a SuperNode takes part in"
 # FedSCem's messages besides those of its sums
 FEDSCEM = (
@@ -208,6 +217,12 @@ FEDSCEM = (
     Lie("answers without proof", "align-keys",
         changed(ids.UnionRequest, lambda m: replace(m, points=np.roll(m.points, 1, 0))),
         "are not proved", unless="-"),
+    Lie("other points", "reveal-declared", points(64), "not as we declared"),
+    Lie("more points than the cap", "reveal-declared", points(1 << 15), r"client \d+.*32768"),
+    Lie("no points", "reveal-declared", points(0), r"client \d+.*0"),
+    Lie("points in no order", "reveal-declared", declared(np.flipud), "ascending"),
+    Lie("points of others", "reveal-declared", declared(lambda rows: rows + [100, 0]),
+        "not as we declared"),
     *(lie for lie in SUMS if lie.at != "sum-signed"),
 )  # fmt: skip
 

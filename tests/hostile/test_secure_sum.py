@@ -192,26 +192,6 @@ def test_nobody_believes_that_one_client_alone_survived(m):
         refused("partners", host.unmask, lie, error=RefusedError)
 
 
-@pytest.mark.parametrize("m", [10, 40, 100])
-def test_different_stories_open_nobody(m):
-    """Half of the holders are told that a client is there, half that it vanished."""
-    world, draw = masked_world(m), np.random.default_rng(m)
-    shown = np.zeros((2, m), int)  # shares of each client's seed, and of its mask key
-    threshold = 0
-    for node, request in world.server.unmask_requests(0).items():
-        host = world.hosts[node]
-        kept, threshold = host._rounds[0], host._rounds[0].threshold
-        partners = kept.partners
-        # As many as this holder will believe to have vanished
-        gone = draw.permutation(partners)[: partners.size - threshold].tolist()
-        kinds = told(request.kinds, partners, gone)[None]
-        reply = host.unmask(replace(request, kinds=kinds, contributors=m))
-        for kind in (SEED, MASK_KEY):
-            shown[kind - SEED, partners[reply.kinds[0] == kind]] += 1
-    assert shown.sum() == m * partners.size
-    assert ((shown >= threshold).sum(0) < 2).all()
-
-
 def test_terms_with_which_few_could_open_a_vector():
     world = World.make(80, 2)
     node, request = next(iter(world.server.open_round(0, range(80)).items()))
