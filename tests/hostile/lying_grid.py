@@ -205,7 +205,7 @@ REFUSES = "with a key of its own a SuperNode takes part in"
 FEDSCEM = (
     Lie("a semi-honest alignment", "alignment", telling(alignment="psi"), REFUSES),
     Lie("a plain alignment", "alignment", telling(alignment="plain"), "identities are asked for"),
-    Lie("plain sums", "mask-ready", in_the_clear, "no masks are asked for"),
+    Lie("plain sums", "mask-round", in_the_clear, "no masks are asked for"),
     Lie("other clients", "mask-ready", telling(clients=(10**6).to_bytes(8, "little")),
         "clients .1000000. are asked"),
     Lie("to go back", "alignment", telling(**{"resume-round": 1, "resume-attempt": "another"}),
@@ -221,7 +221,7 @@ FEDSCEM = (
     Lie("more points than the cap", "reveal-declared", points(1 << 15), r"client \d+.*32768"),
     Lie("no points", "reveal-declared", points(0), r"client \d+.*0"),
     Lie("points in no order", "reveal-declared", declared(np.flipud), "ascending"),
-    Lie("points of others", "reveal-declared", declared(lambda rows: rows + [100, 0]),
+    Lie("points of others", "reveal-declared", declared(lambda rows: np.add(rows, [100, 0])),
         "not as we declared"),
     *(lie for lie in SUMS if lie.at != "sum-signed"),
 )  # fmt: skip

@@ -1,19 +1,12 @@
 """What a server that lies gets of PPFL-GNN's clients that do not trust it: refusals, and no sum."""
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
-import pytest
-from federation import ALL, Federation
 from flwr.app import Array, Message
 from public_helpers import Outcome, make_distrusting, run_secure, start, still_member, toy_members
 
-from flower_graph.apps.run import client_app
-from flower_graph.errors import NoClientsError
-from flower_graph.method.registry import method_of
-from flower_graph.server.sums import entries_of
 from flower_graph.strategies.ppfl.messages import IntArray
 from flower_graph.strategies.ppfl.strategy import CommonMean, SecureConsensus
 from flower_graph.wire.keys import CONFIG, PUBLIC
@@ -100,22 +93,3 @@ def test_who_lays_out_the_secure_consensus_reads_every_client_out_of_one_sum() -
     assert lying.read.keys() == {0, 1, 2, 3}
     for client, rows in lying.read.items():
         assert np.allclose(rows @ rows.T, vectors[client] @ vectors[client].T, atol=1e-3)
-
-
-@pytest.mark.parametrize("lowered", ["strategy.alignment=plain", "strategy.aggregation=plain"])
-def test_clients_of_fedscem_send_nothing_in_the_clear_that_the_runs_config_hides(
-    lowered: str,
-) -> None:
-    """Settings travel in the server's messages too; the run's config says `psi` and `masked`."""
-    setup = ALL["fedscem"].with_("strategy.dropout=0.1")
-    hidden, asked = setup.load(), setup.load(lowered)
-    grid = Federation(client_app(hidden, None), num_supernodes=setup.supernodes)
-    strategy: Any = method_of(asked).build_strategy(asked, None)
-    with suppress(NoClientsError):
-        strategy.start(grid, num_rounds=1, timeout=5.0)
-    refused = [reply for _, reply in grid.exchanged if reply.has_error()]
-    assert any("config has" in reply.error.reason for reply in refused)
-    for request, reply in grid.exchanged:
-        if reply.has_content():
-            assert request.metadata.message_type != "train"
-            assert "align-identities" not in entries_of(reply.content)

@@ -246,13 +246,18 @@ def test_every_lie_about_a_sum_is_refused_and_the_sum_is_right(tmp_path: Path) -
     assert unrefused(grid.said) == {}
 
 
+# What the run's config hides is not sent in the clear, also where the server is trusted
+PLAINER = tuple(lie for lie in FEDSCEM if lie.kind in ("a plain alignment", "plain sums"))
+
+
 @pytest.mark.parametrize(
     ("setup", "lies"),
     [
+        (ALL["fedscem"].with_("strategy.dropout=0.1"), PLAINER),
         (ALL["fedscem"].with_("strategy.trust=malicious-server", "strategy.dropout=0.3"), FEDSCEM),
         (ALL["deepwalk, secure, untrusted"], PPFL),
     ],
-    ids=["fedscem", "deepwalk"],
+    ids=["fedscem, trusting", "fedscem", "deepwalk"],
 )
 def test_every_lie_to_a_method_is_refused_and_it_learns_as_if_nobody_had_lied(
     setup: Setup, lies: Sequence[Lie]

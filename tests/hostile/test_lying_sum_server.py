@@ -39,10 +39,11 @@ from flower_graph.secure.sum.messages import (
     NOTHING,
     SEED,
     ListRequest,
+    MaskRequest,
     RevealRequest,
     UnmaskRequest,
 )
-from flower_graph.secure.sum.round import Skipped
+from flower_graph.secure.sum.round import Skipped, SumRound
 from flower_graph.secure.sum.server import PartySums
 from flower_graph.server.sums import SecureSum
 from flower_graph.simulation import InProcessGrid
@@ -342,47 +343,38 @@ def test_a_trusted_server_may_hand_out_channel_keys_of_its_own():
 # The form that does not trust it ------------------------------------------------------------------
 
 
-def test_who_was_ready_is_signed_too(tmp_path):
+def test_who_was_ready_is_signed_too(world, monkeypatch):
     """Two halves that saw different partners mask: nobody shows a share to either."""
-    world = PartyWorld.make(12, tmp_path)
+    monkeypatch.setattr(SumRound, "_verified", lambda self, row, signature, *_: signature)
     world.begin()
     world.prepare(0)
-    epoch, replies = world.server.epoch, {}
-    missing = {place: 11 if place < 6 else 0 for place in range(12)}
-    for node, request in world.server.mask_requests(0, LENGTH, 64, TERMS).items():
-        place = node - 1000
-        seen, row = request.ready.copy(), epoch.partners[place]
-        seen[missing[place]] = False
-        kept = seen[row]
-        names = ("round_keys", "packets", "share_commitments", "signatures")
-        fewer = {name: getattr(request, name)[kept] for name in names}
-        if seen[place]:
-            party = world.hosts[node]
-            came = party.receive(replace(request, live=kept, ready=seen, **fewer), TERMS.ring)
-            words = world.words[place]
-            replies[node] = party.mask(came, party.clients, words, TERMS, [STATE])
-    assert len(replies) == 12
-    both = np.ones(12, bool)
-    both[[0, 11]] = False
-    request = ListRequest(epoch.id, 0, both)
-    signed = {}
-    for node in replies:
-        if node not in (1000, 1011):
-            signed[node] = world.hosts[node].sign_list(request).signature
-    server = world.server._round(0)
-    for node, signature in signed.items():
-        server.lists[node - 1000], server.signed[node - 1000] = signature, True
-    for node in signed:
-        place = node - 1000
-        row, ready = epoch.partners[place], np.ones(12, bool)
-        ready[missing[place]] = False
-        columns = np.flatnonzero(server.signed[row])
-        kinds = np.where(both[row], SEED, np.where(ready[row], MASK_KEY, NOTHING)).astype(np.uint8)
-        parties = epoch.parties[[place]]
-        signed_by = columns, server.lists[row[columns]]
-        told = UnmaskRequest(epoch.id, 0, int(both.sum()), parties, kinds[None], *signed_by)
+    partners = world.server.epoch.partners
+
+    def seen_by(place):
+        """Say who was ready, by what is told this party: not the last, or not the first."""
+        return np.arange(12) != (11 if place < 6 else 0)
+
+    def tamper(node, message):
+        row = partners[node - 1000]
+        if isinstance(message, MaskRequest):
+            ready = seen_by(node - 1000)
+            names = ("round_keys", "packets", "share_commitments", "signatures")
+            fewer = {name: getattr(message, name)[ready[row]] for name in names}
+            return replace(message, live=ready[row], ready=ready, **fewer)
+        if isinstance(message, UnmaskRequest):
+            kinds = np.where(row % 11, SEED, np.where(seen_by(node - 1000)[row], MASK_KEY, NOTHING))
+            return replace(message, kinds=kinds.astype(np.uint8)[None])
+        return message
+
+    world.tamper = tamper
+    world.mask(0)
+    world.server._round(0).contributed[[0, 11]] = False  # as if those two had vanished
+    world.sign(0, lost=[1000, 1011])
+    requests = world.server.unmask_requests(0)
+    assert len(requests) == 10
+    for node, request in requests.items():
         with pytest.raises(RefusedError, match="something else"):
-            world.hosts[node].unmask(told)
+            world.hosts[node].unmask(world.send(node, request))
 
 
 def test_packets_of_another_epoch_do_not_open(tmp_path):

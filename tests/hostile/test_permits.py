@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ego_helpers import SETTINGS, toy_egos
 from federation import ALL, Federation
 from flwr.app import Context, RecordDict
 from party_helpers import write_keys
@@ -140,19 +139,6 @@ def test_what_may_be_fetched_ends_with_the_message(tmp_path: Path) -> None:
     with pytest.raises(DataError), fetching(False):
         missing_message("a", tmp_path, [], None)
     assert missing_message("a", tmp_path, [], None)
-
-
-def test_a_masked_run_has_no_vector_without_masks(tmp_path: Path) -> None:
-    """The server writes the run config and the request: the one is held to the other."""
-    from flower_graph.strategies.fedscem.client import EgoNetworkClient, Hiding
-    from flower_graph.strategies.fedscem.messages import EgoRequest
-
-    context = Context(1, 2, {**NODE, "state-dir": ":memory:"}, RecordDict(), {})
-    client = EgoNetworkClient(context, toy_egos(), SETTINGS, hiding=Hiding(True, "psi"))
-    request = object.__new__(EgoRequest)
-    request.mask = None
-    with pytest.raises(RefusedError, match="masks"):
-        client.round(request)
 
 
 def test_a_sum_of_too_few_clients_is_not_opened() -> None:
