@@ -263,6 +263,9 @@ PPFL = (
     Lie("other means for one", "claim-means",
         lambda entries, _: {**entries, "claim-means": entries["claim-means"][::-1]},
         "are not those that it shows to all"),
+    Lie("a round again", "claim-means",
+        lambda entries, _: {**entries, "server-round": entries["server-round"] - 1},
+        r"round (\d+) is not after \1"),
     Lie("no means for one", "claim-means", telling(**{"with-targets": [0]}), NOT_ALIKE),
     Lie("means for one", "slots", telling(**{"claim-means": bytes(64)}), NOT_ALIKE),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 from align_helpers import Alignment
-from party_helpers import settings
+from sum_helpers import settings
 
 from flower_graph.errors import AlignmentError, RefusedError
 from flower_graph.secure.align import blinded as ids

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lying_grid import edited, struck
-from party_helpers import PartyWorld
-from sum_helpers import LENGTH, RING, TERMS, World, wire
+from sum_helpers import LENGTH, RING, TERMS, PartyWorld, World, wire
 from test_summing import gridded
 
 from flower_graph.audit.deviating import Opened
