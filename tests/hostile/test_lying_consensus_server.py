@@ -45,19 +45,6 @@ def test_means_of_ones_own_for_each_are_in_the_masks_too() -> None:
     assert is_skipped or np.abs(found - honest.weights["mean"]).min() > 1e-3
 
 
-def test_who_lays_nodes_apart_reads_nothing() -> None:
-    """The attack below, on clients that do not trust the server."""
-    members = [still_member(i, np.eye(5)[:, :3].tolist(), range(5)) for i in range(COUNT)]
-    grid, strategy = make_distrusting(members, COUNT)
-    strategy.mean = lying = LaidApart()
-    outcome = start(grid, strategy, rounds=1, skipped=True)
-    assert not hasattr(lying, "read")
-    reasons = [entry["reason"] for entry in outcome.reports[0].rejected]
-    # The first client's places are those of all; the length is not.
-    assert len([why for why in reasons if "orders public nodes otherwise" in why]) == COUNT - 1
-    assert len([why for why in reasons if "another length" in why]) == 1
-
-
 def test_who_cannot_be_in_the_sum_keeps_its_supernode_out_of_it() -> None:
     """A server may send means that push single clients out; others' rows would stand alone."""
     members = toy_members(2 * COUNT)
