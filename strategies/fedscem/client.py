@@ -138,7 +138,7 @@ class EgoNetworkClient(MaskingClient):
         self.graphs, self.settings, self._hiding = checked(egos, settings), settings, hiding
         self._device, self.outputs = resolve_device(device), outputs or ClientOutputs(context)
         places = "cohort-client", [ego.client for ego in self.graphs], checkpoint_dir
-        self._state = CohortState[EgoCohort](context, *places, self._start, self._build)
+        self._state = CohortState[EgoCohort](context, *places, self._made)
         identities = {ego.client: ego.identities for ego in egos}
         self.trust, self.secrets = trust, EgoSecrets(context, identities, trust)
         self._records = context.state
@@ -210,10 +210,7 @@ class EgoNetworkClient(MaskingClient):
         predictions = predictions_from(self.graphs, logits, self.outputs.classes, nodes)
         return Snapshot(predictions, saved_rows(cohort, partial(first_model, self.settings)))
 
-    def _start(self) -> Tensors:
-        return self._build(None)[1]
-
-    def _build(self, tensors: Tensors | None) -> tuple[EgoCohort, Tensors]:
+    def _made(self, tensors: Tensors | None) -> tuple[EgoCohort, Tensors]:
         cohort = EgoCohort(self.graphs, self.settings, tensors, self._device)
         return cohort, cohort.tensors
 
