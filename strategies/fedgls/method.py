@@ -25,7 +25,6 @@ from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.central import central_noise
-from flower_graph.privacy.local import require_one_client
 from flower_graph.server.averaging import ReportedFedAvg, make_robust
 from flower_graph.strategies import fed_proto
 from flower_graph.strategies.fed_proto import FedProtoClient
@@ -110,7 +109,6 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
 
     def build_client(self, config: FedGLSConfig, context: Context, out: Path | None) -> NumPyClient:
         graphs, folder = self.hosted(config, context)
-        require_one_client(config.privacy, [graph.client for graph in graphs])
         settings = structure_settings(config, folder)
         local = client_folders(context, out, class_names(self, config, folder))
         local["device"] = config.device
