@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from federation import ALL, Federation
 from flwr.app import Message
-from public_helpers import Outcome, make_distrusting, run_secure, start, still_member, toy_members
+from graph_helpers import Outcome
+from public_helpers import make_distrusting, run_secure, start, still_member, toy_members
 
 from flower_graph.apps.run import client_app
 from flower_graph.errors import NoClientsError
