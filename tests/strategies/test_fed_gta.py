@@ -63,13 +63,6 @@ def test_moments_of_two_rows_by_hand(kind: str, wanted: list[float]) -> None:
     torch.testing.assert_close(moments(rows, 3, kind), torch.tensor(wanted).float())
 
 
-def test_impossible_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"restart.*1\.5"):
-        propagate_labels(PATH, START, 1, 1.5)
-    with pytest.raises(ValueError, match="'mixed'"):
-        moments(START, 4, "mixed")
-
-
 def test_confidence_by_hand_counts_a_sure_node_as_often_as_it_has_neighbours() -> None:
     def confidence(shares: list[list[float]], degree: list[int]) -> float:
         return smoothing_confidence(torch.tensor(shares), torch.tensor(degree))
