@@ -583,7 +583,7 @@ class Cohort:
         layout = learner.graph.layout
         if name in self.by_rows and layout is not None and layout.rows is not None:
             begun = self.tensors[name + BEGUN].copy_(by_feature(self.module, name, value))
-            value = begun[layout.rows.feature]
+            value = begun.index_select(0, layout.rows.feature)
         if replace:
             held.copy_(value)
         return value.to(held).expand_as(held)
