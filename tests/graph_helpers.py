@@ -1,7 +1,6 @@
 """Small graphs of clients, given by what a batch needs and no more; memory that a step takes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,20 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flower_graph.client.adaptor import make_client_app
-
-
-@dataclass(frozen=True)
-class Toy:
-    """One client; as a batch wants it."""
-
-    client: int
-    x: Tensor
-    y: Tensor
-    edge_index: Tensor
-    train_mask: Tensor
-    val_mask: Tensor
-    test_mask: Tensor
-    edge_weight: Tensor | None = None
+from flower_graph.data.graph import ClientGraph
 
 
 def toy(
@@ -32,16 +18,18 @@ def toy(
     y: Sequence[int],
     edges: Sequence[tuple[int, int]] = (),
     roles: str = "",
-) -> Toy:
+) -> ClientGraph:
     """Make a client by hand; ``roles`` has a letter a node, ``t``, ``v``, ``e`` (test) or ``-``."""
     roles = roles or "t" * len(y)
     both = sorted(pair for edge in edges for pair in (edge, edge[::-1]))
     index = torch.tensor(both, dtype=torch.long).reshape(-1, 2).T
     masks = [torch.tensor([role == letter for role in roles]) for letter in "tve"]
-    return Toy(client, torch.tensor(x), torch.tensor(y), index, *masks)
+    return ClientGraph(
+        client, torch.arange(len(y)), torch.tensor(x), torch.tensor(y), index, None, *masks
+    )
 
 
-def random_toy(client: int, nodes: int, features: int, seed: int) -> Toy:
+def random_toy(client: int, nodes: int, features: int, seed: int) -> ClientGraph:
     """Draw a client: about a third of its features, and of its edges, are there."""
     draw = torch.Generator().manual_seed(seed)
     x = torch.rand(nodes, features, generator=draw)
@@ -50,7 +38,9 @@ def random_toy(client: int, nodes: int, features: int, seed: int) -> Toy:
     y = torch.randint(3, (nodes,), generator=draw)
     everyone = torch.ones(nodes, dtype=torch.bool)
     edges = (upper | upper.T).nonzero().T
-    return Toy(client, x, y, edges, everyone, ~everyone, ~everyone)
+    return ClientGraph(
+        client, torch.arange(nodes), x, y, edges, None, everyone, ~everyone, ~everyone
+    )
 
 
 def dealt(make: Any, graphs: Sequence[Any], deal: Any = None, **mods: Any) -> Any:

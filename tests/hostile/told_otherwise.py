@@ -35,7 +35,7 @@ from sum_helpers import keys_in, write_keys
 
 from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
 from flower_graph.client.state import forget_run
-from flower_graph.data.graph import EgoNetwork, to_undirected
+from flower_graph.data.graph import ClientGraph, to_undirected
 from flower_graph.secure.align import blinded
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties.identity import TrustSettings
@@ -621,12 +621,12 @@ TIMEOUT, REGISTRY = 0.2, "registry.json"
 LENGTH, LIMIT = 4096, 100.0  # of sums of vectors
 
 
-def victims_egos(kind: int) -> list[EgoNetwork]:
+def victims_egos(kind: int) -> list[ClientGraph]:
     """Make clients; of each pair of identities, which all others hold together, the victim has one.
 
     So its two kinds of data hold as many identities, each of as many holders.
     """
-    found, held = list[EgoNetwork](), np.zeros((COUNT, PAIRS), np.bool_)
+    found, held = list[ClientGraph](), np.zeros((COUNT, PAIRS), np.bool_)
     for place in range(COUNT):  # in turn, so that several hold each
         held[place, (np.arange(HOLDS) + 2 * place * HOLDS // 3) % PAIRS] = True
         nodes = 2 * np.arange(PAIRS) + kind
@@ -640,7 +640,7 @@ def victims_egos(kind: int) -> list[EgoNetwork]:
         y, role = torch.arange(count) % SETTINGS.num_classes, torch.arange(count) % 3
         roles = (role == k for k in range(3))
         ids = torch.from_numpy(10**9 + nodes)
-        found.append(EgoNetwork(2 * place, ids, x, y, edge, None, *roles))
+        found.append(ClientGraph(2 * place, ids, x, y, edge, None, *roles))
     assert held[1:].sum(0).min() > 1
     return found
 
