@@ -100,30 +100,6 @@ def test_a_server_with_a_key_of_its_own_is_refused(sign):
     assert setting.hosts[1].finished == []
 
 
-def chosen(places, *names):
-    """Choose the answers of some places."""
-    names = names or ("holders", "keys", "signatures", "points", "proofs")
-    return lambda request: {name: getattr(request, name)[places] for name in names}
-
-
-LIES = {
-    "another's answers": (chosen([1, 0, 2], "points"), "not proved"),
-    "swapped keys": (chosen([1, 0, 2], "keys", "signatures"), "not signed by it"),
-    "one holder thrice": (chosen([0, 0, 0]), "at least 3 must differ"),
-    "two holders": (chosen([0, 1]), "at least 3 must differ"),
-    "a strange holder": (lambda r: {"holders": r.holders + 77}, "of the draw"),
-    "no proofs": (lambda r: {"proofs": np.zeros_like(r.proofs)}, "not proved"),
-}
-
-
-@pytest.mark.parametrize("name", LIES)
-def test_what_else_a_server_can_say_is_refused(name):
-    change, why = LIES[name]
-    setting, requests = evaluated()
-    with pytest.raises(RefusedError, match=why):
-        setting.reply(1, replace(requests[1], **change(requests[1])).to_config())
-
-
 # What key-holders refuse --------------------------------------------------------------------------
 
 
