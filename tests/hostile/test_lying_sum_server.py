@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from lying_grid import edited, struck
 from sum_helpers import LENGTH, RING, TERMS, PartyWorld, World, wire
-from test_summing import gridded
+from test_summing import gridded, summing
 
 from flower_graph.audit.deviating import Opened
 from flower_graph.errors import MalformedReplyError, RefusedError
@@ -43,10 +43,7 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
 )
 from flower_graph.secure.sum.round import Skipped, SumRound
-from flower_graph.secure.sum.server import PartySums
-from flower_graph.server.sums import SecureSum
 from flower_graph.simulation import InProcessGrid
-from flower_graph.wire.exchange import Exchange
 
 VICTIM, PLACE, STATE = 1003, 3, bytes(16)
 
@@ -409,8 +406,7 @@ COUNT = 12
 
 
 @pytest.fixture
-def begun(tmp_path: Path) -> PartyWorld:
-    world = PartyWorld.make(COUNT, tmp_path)
+def begun(world: PartyWorld) -> PartyWorld:
     world.begin()
     return world
 
@@ -546,11 +542,6 @@ class Static(SecureSumClient):
         return {c: np.random.default_rng(c).normal(size=8) + moved for c in self.clients}
 
 
-def summing(folder: Path) -> tuple[InProcessGrid, SecureSum]:
-    grid, registry = gridded(10, folder, Static)
-    return grid, SecureSum(Exchange(grid), limit=100.0, server=PartySums(registry))
-
-
 def with_one_fewer(grid: InProcessGrid, monkeypatch: Any, sums: int) -> Iterator[int]:
     """Connect all SuperNodes for sum 1, and all but one, another each time, for each later one."""
     nodes = sorted(grid.get_node_ids())
@@ -561,7 +552,7 @@ def with_one_fewer(grid: InProcessGrid, monkeypatch: Any, sums: int) -> Iterator
 
 
 def test_eleven_sums_do_not_give_ten_vectors(tmp_path: Path, monkeypatch: Any) -> None:
-    (grid, secure), opened = summing(tmp_path), []
+    (grid, secure), opened = summing(gridded(10, tmp_path, Static)), []
     for number in with_one_fewer(grid, monkeypatch, 11):
         summed = secure.sum(number, 8)
         opened += [] if isinstance(summed, Skipped) else [summed]
@@ -582,7 +573,7 @@ def test_the_documented_example_cannot_be_differenced(monkeypatch: Any) -> None:
 def test_vectors_that_change_are_summed_over_members_that_differ_by_two(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
-    (grid, secure), sets = summing(tmp_path), []
+    (grid, secure), sets = summing(gridded(10, tmp_path, Static)), []
     for number in with_one_fewer(grid, monkeypatch, 8):
         summed = secure.sum(number, 8, {"moved": float(number)})
         assert not isinstance(summed, Skipped)
