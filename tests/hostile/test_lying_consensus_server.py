@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, Message
-from public_helpers import Outcome, make_distrusting, run_secure, start, still_member, toy_members
+from graph_helpers import Outcome
+from public_helpers import make_distrusting, run_secure, start, still_member, toy_members
 
 from flower_graph.strategies.ppfl.messages import IntArray
 from flower_graph.strategies.ppfl.strategy import CommonMean, SecureConsensus
