@@ -137,25 +137,6 @@ def test_a_second_list_is_refused(world, put_back, why):
             party.sign_list(again)
 
 
-def test_two_lists_to_two_halves_open_nothing(world):
-    """Each half signs, but nobody has as many partners who signed the same as the threshold."""
-    to_lists(world)
-    epoch, ready = world.server.epoch, world.server._round(0).live
-    for half, missing in ((range(6), 7), (range(6, 12), 1)):  # each misses one of the other half
-        listed = without(ready, [missing])
-        request = ListRequest(epoch.id, 0, listed)
-        signed = {i: world.hosts[1000 + i].sign_list(request).signature for i in half}
-        for place in half:
-            row = epoch.partners[place]
-            columns = np.flatnonzero(np.isin(row, half))
-            signatures = np.stack([signed[int(row[column])] for column in columns])
-            kinds = np.where(listed[row], SEED, MASK_KEY).astype(np.uint8)[None]
-            own, count = epoch.parties[[place]], int(listed.sum())
-            asked = UnmaskRequest(epoch.id, 0, count, own, kinds, columns, signatures)
-            with pytest.raises(RefusedError, match="something else"):
-                world.hosts[1000 + place].unmask(asked)
-
-
 def test_signatures_of_others_or_other_rounds_do_not_count(world):
     world.begin()
     world.check(world.round(0), range(12))
@@ -339,35 +320,37 @@ def test_a_trusted_server_may_hand_out_channel_keys_of_its_own():
 # The form that does not trust it ------------------------------------------------------------------
 
 
-def test_who_was_ready_is_signed_too(world, monkeypatch):
-    """Two halves that saw different partners mask: nobody shows a share to either."""
+@pytest.mark.parametrize("what", ["who was ready", "who is listed"])
+def test_two_halves_that_are_told_otherwise_open_nothing(world, monkeypatch, what):
+    """Each signs, but nobody has as many partners who signed the same as the threshold."""
     monkeypatch.setattr(SumRound, "_verified", lambda self, row, signature, *_: signature)
     world.begin()
     world.prepare(0)
-    partners = world.server.epoch.partners
-
-    def seen_by(place):
-        """Say who was ready, by what is told this party: not the last, or not the first."""
-        return np.arange(12) != (11 if place < 6 else 0)
+    partners, gone = world.server.epoch.partners, what == "who was ready"
 
     def tamper(node, message):
-        row = partners[node - 1000]
-        if isinstance(message, MaskRequest):
-            ready = seen_by(node - 1000)
+        row, place = partners[node - 1000], node - 1000
+        told = np.arange(12) != (11 if place < 6 else 0)  # one of the other half is missing
+        if isinstance(message, MaskRequest) and gone:
             names = ("round_keys", "packets", "share_commitments", "signatures")
-            fewer = {name: getattr(message, name)[ready[row]] for name in names}
-            return replace(message, live=ready[row], ready=ready, **fewer)
+            fewer = {name: getattr(message, name)[told[row]] for name in names}
+            return replace(message, live=told[row], ready=told, **fewer)
+        if isinstance(message, ListRequest) and not gone:
+            return replace(message, listed=told)
         if isinstance(message, UnmaskRequest):
-            kinds = np.where(row % 11, SEED, np.where(seen_by(node - 1000)[row], MASK_KEY, NOTHING))
-            return replace(message, kinds=kinds.astype(np.uint8)[None])
+            listed = row % 11 != 0 if gone else told[row]  # else both of them have vanished
+            kinds = np.where(listed, SEED, np.where(told[row] | (not gone), MASK_KEY, NOTHING))
+            count, kinds = 10 if gone else 11, kinds.astype(np.uint8)[None]
+            return replace(message, contributors=count, kinds=kinds)
         return message
 
     world.tamper = tamper
     world.mask(0)
-    world.server._round(0).contributed[[0, 11]] = False  # as if those two had vanished
-    world.sign(0, lost=[1000, 1011])
+    if gone:
+        world.server._round(0).contributed[[0, 11]] = False
+    world.sign(0)
     requests = world.server.unmask_requests(0)
-    assert len(requests) == 10
+    assert len(requests) == (10 if gone else 12)
     for node, request in requests.items():
         with pytest.raises(RefusedError, match="something else"):
             world.hosts[node].unmask(world.send(node, request))
