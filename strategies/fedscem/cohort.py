@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import repeat, zip_longest
 from typing import NamedTuple
 
@@ -283,12 +284,12 @@ class EgoCohort(Cohort):
         self.tensors[name][torch.tensor([self._places[one] for one in clients])] = server_round
 
 
-def train_alone(graph: NewGraph, settings: EgoSettings, trains: Tensor, rounds: int) -> Tensor:
-    """Train a newcomer on nodes ``[n]`` of its own; return probabilities ``[n, k]`` of all."""
-    assert graph.edge_index is not None
-    nodes, nobody = torch.arange(graph.y.numel()), torch.zeros_like(trains)
-    held = nodes, graph.x, graph.y, graph.edge_index, None, trains, nobody, nobody
-    with EgoCohort([ClientGraph(0, *held)], settings).part() as group:
+def train_alone(graph: NewGraph, settings: EgoSettings, rounds: int) -> Tensor:
+    """Train a newcomer on its own nodes; return probabilities ``[n, k]`` of all."""
+    alone = replace(
+        ClientGraph.bare(0, graph.x, graph.y, graph.edge_index), train_mask=graph.trains
+    )
+    with EgoCohort([alone], settings).part() as group:
         for number in range(rounds):
             group.train(number)
         return group.logits().softmax(1)
