@@ -143,12 +143,8 @@ class CohortState(Generic[T]):
                 self._collect(live, tensors)
         except BaseException:
             if self._copies and self.version:  # so that the client can take part again
-                with torch.no_grad():
-                    for name, tensor in before.items():
-                        tensors[name].copy_(tensor)
-                    # The object may hold more state than tensors
-                    self._live.held = (*self._make(tensors), before)
-                self._live.version = self._found
+                # The object may hold more state than tensors
+                self._live.held, self._live.version = (*self._make(before), {}), self._found
             raise
         self._commit(live, tensors, before)
 

@@ -170,20 +170,18 @@ class EgoNetworkClient(MaskingClient):
                 f"{VERIFIED} alone, without one in all but that"
             )
         choice(*ALIGNMENTS, VERIFIED).check("alignment", form)
-        is_back = False
+        aligner: Any = None
         with suppress(StateLostError):  # the secrets of another run are of no more use
-            host = self.keys()
-            is_plain = isinstance(self._aligner(host), PlaintextAlignmentClient)
-            is_back = (host.run_id, is_plain) == (run_id, form == PLAIN)
-        if not is_back:
-            points = None
+            if (host := self.keys()).run_id == run_id:
+                aligner = self._aligner(host)
+        if aligner is None or isinstance(aligner, PlaintextAlignmentClient) != (form == PLAIN):
             if form == PLAIN:
-                self._keep_aligner(PlaintextAlignmentClient(self._identities))
+                aligner = PlaintextAlignmentClient(self._identities)
             else:
                 aligner = AlignmentClient(run_id, self._identities, self.trust)
-                points = aligner.points if self.trust else None
-                self._keep_aligner(aligner)
+            points = aligner.points if self.trust else None
             host = SumClient(run_id, self.clients, self.trust, points, least=self._fewest())
+            self._keep_aligner(aligner)
         reply = host.keys()
         self._keep(host)
         return reply
@@ -216,11 +214,8 @@ class EgoNetworkClient(MaskingClient):
         """Reveal shares of the last sum, and prepare the next sum; both are optional (step 7)."""
         return self.sum_unmask(parameters, config)
 
-    def exchange(self, action: str, config: Config) -> Config:
-        host = self.keys()  # which only ``query`` makes, with an alignment
-        entries = host.answer(action, config)
-        self._keep(host)
-        return entries
+    def _enrolled(self, config: Config) -> SumClient:
+        return self.keys()  # only ``query`` makes them, with an alignment
 
     def save(self, parameters: Parameters, config: Config) -> Answer:
         return [], 1, {**self._state.save_asked(config)}
@@ -286,11 +281,8 @@ class EgoNetworkClient(MaskingClient):
     def _aligning(self, host: SumClient) -> Iterator[Any]:
         """Work with the alignment; keep its changes if the block ends without an error."""
         aligner = self._aligner(host)
-        try:
-            yield aligner
-        except BaseException:
-            del _LIVE[self._key]
-            raise
+        del _LIVE[self._key]
+        yield aligner
         self._keep_aligner(aligner)
 
     # A round
