@@ -22,7 +22,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -75,6 +75,8 @@ class Live:
     version: int = 0  # of the object; 0 while a message changes it
     held: Any = None  # the object, its tensors, and the last message's copies of them
     token: str = ""  # of the context whose tensors it has
+    # A further object, after what it was read from
+    beside: tuple[Any, Any] = field(default=(None, None), repr=False)
 
 
 _LIVE: dict[tuple[int, int], Live] = {}  # by (run, node)
@@ -136,7 +138,7 @@ class CohortState(Generic[T]):
             raise StateLostError("its state of this run is gone; name a state-dir in node-config")
         live, tensors, spare = self._open()
         before = _copied(tensors, spare) if self._copies else {}
-        self._live.version = 0
+        self.live.version = 0
         try:
             yield live
             if self._collect is not None:
@@ -144,7 +146,7 @@ class CohortState(Generic[T]):
         except BaseException:
             if self._copies and self.version:  # so that the client can take part again
                 # The object may hold more state than tensors
-                self._live.held, self._live.version = (*self._make(before), {}), self._found
+                self.live.held, self.live.version = (*self._make(before), {}), self._found
             raise
         self._commit(live, tensors, before)
 
@@ -261,7 +263,7 @@ class CohortState(Generic[T]):
     # Where the tensors are
 
     @property
-    def _live(self) -> Live:
+    def live(self) -> Live:
         return _LIVE.setdefault(self._key, Live())
 
     def _open(self) -> tuple[T, Tensors, Tensors]:
@@ -269,7 +271,7 @@ class CohortState(Generic[T]):
         if not self.version:
             return (*self._make(None), {})
         record, who = self._context.state.config_records[self._name], f"client {self._key[1]}"
-        kind, token, live = str(record["kind"]), str(record["token"]), self._live
+        kind, token, live = str(record["kind"]), str(record["token"]), self.live
         # If Flower restored an old context, a version may exist twice, but not a token.
         if live.version >= self.version and (kind == PROCESS or live.token == token):
             self._found = live.version
@@ -308,7 +310,7 @@ class CohortState(Generic[T]):
             small = {n: encode_array(n, t.detach().cpu().numpy()) for n, t in tensors.items()}
             self._context.state[f"{self._name}-tensors"] = ArrayRecord(small)
         self._context.state[self._name] = record
-        live = self._live
+        live = self.live
         live.version, live.held, live.token = version, (held, tensors, copies), token
 
 

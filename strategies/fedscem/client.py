@@ -68,9 +68,6 @@ PLAIN = "plain"  # the form of alignment in which the server learns identities
 Identities = Mapping[int, Sequence[object]]
 Aligner = AlignmentClient | PlaintextAlignmentClient
 NAME = "ego-alignment"  # in Context.state
-# Reading it takes longer than any other part of a message: so the objects are kept, with what they
-# were read from, by run and SuperNode
-_LIVE: dict[tuple[int, int], tuple[object, Aligner]] = {}
 
 
 class Hiding(NamedTuple):
@@ -224,7 +221,6 @@ class EgoNetworkClient(MaskingClient):
         self._state.drop()
         for name in (NAME, SUM_STATE):
             self.context.state.pop(name, None)
-        _LIVE.pop(self._key, None)
         return [], 1, {}
 
     def snapshot(self) -> Snapshot:
@@ -244,25 +240,22 @@ class EgoNetworkClient(MaskingClient):
 
     # The alignment, with its secrets
 
-    @property
-    def _key(self) -> tuple[int, int]:
-        return self.context.run_id, self.context.node_id
-
     # Any: an ``Aligner`` in the form that the run has, which the caller knows
     def _aligner(self, host: SumClient) -> Any:
         """Return the alignment that is kept; ``StateLostError`` without it."""
         # Any: entries of a record that ``_keep_aligner`` wrote
         record: Any = self.context.state.config_records.get(NAME)
         if record is None:
-            raise StateLostError(f"client {self._key[1]}: its alignment of this run is not here")
-        read, aligner = _LIVE.get(self._key, (None, None))
-        if aligner is None or read != self._source(record["state"]):
+            who = f"client {self.context.node_id}"
+            raise StateLostError(f"{who}: its alignment of this run is not here")
+        source, aligner = self._state.live.beside
+        if source != self._source(record["state"]):  # to read it takes long
             if record["plain"]:
                 aligner = PlaintextAlignmentClient.from_bytes(record["state"], self._identities)
             else:
                 of = host.run_id, self._identities, self.trust
                 aligner = AlignmentClient.from_bytes(record["state"], *of)
-            _LIVE[self._key] = self._source(record["state"]), aligner
+            self._state.live.beside = self._source(record["state"]), aligner
         if isinstance(aligner, AlignmentClient) and (epoch := host.epoch) is not None:
             aligner.begin(epoch.digest, epoch.parties.tolist(), epoch.points)
         return aligner
@@ -274,14 +267,14 @@ class EgoNetworkClient(MaskingClient):
     def _keep_aligner(self, aligner: Aligner) -> None:
         state, is_plain = aligner.to_bytes(), isinstance(aligner, PlaintextAlignmentClient)
         self.context.state[NAME] = ConfigRecord({"plain": is_plain, "state": state})
-        _LIVE[self._key] = self._source(state), aligner
+        self._state.live.beside = self._source(state), aligner
 
     # Any: as from ``_aligner``
     @contextmanager
     def _aligning(self, host: SumClient) -> Iterator[Any]:
         """Work with the alignment; keep its changes if the block ends without an error."""
         aligner = self._aligner(host)
-        del _LIVE[self._key]
+        self._state.live.beside = None, None
         yield aligner
         self._keep_aligner(aligner)
 
