@@ -94,7 +94,7 @@ class ModuleClient(NumPyClient):
     ----------
     context : Context
         The ClientApp's context, which keeps modules and optimisers.
-    graphs : sequence of ClientGraph or EgoNetwork
+    graphs : sequence of ClientGraph
         The clients' data.
     shared : SharedModule
         What they train.

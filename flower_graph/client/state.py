@@ -49,7 +49,7 @@ from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 
 if TYPE_CHECKING:
-    from flower_graph.data.graph import ClientGraph, EgoNetwork
+    from flower_graph.data.graph import ClientGraph
 
 LOG = logging.getLogger(__name__)
 SMALL_BYTES = 1 << 20
@@ -62,7 +62,7 @@ Tensors = dict[str, Tensor]
 T = TypeVar("T")
 # Makes the clients' object that works on tensors, by default those of new clients; and its tensors
 Make = Callable[[Tensors | None], tuple[T, Tensors]]
-G = TypeVar("G", bound="ClientGraph | EgoNetwork")
+G = TypeVar("G", bound="ClientGraph")
 # Makes the clients' tensors from a checkpoint of other clients: its tensors, its clients' numbers
 # and its other tensors; None if they do not suffice
 Adopt = Callable[[Tensors, Tensor, Tensors], Tensors | None]

@@ -172,7 +172,7 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         return form.scale
 
     def baselines(self, config: M, folder: RunFolder | None = None) -> Figures:
-        graphs = self.data(config) if folder is None else graphs_of(folder, self.graph)
+        graphs = self.data(config) if folder is None else graphs_of(folder)
         if config.task == VALUES:
             return value_baselines(graphs, config.metrics[0])
         if config.task != LINKS:

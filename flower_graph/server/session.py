@@ -30,7 +30,6 @@ from flower_graph.rng import generator
 from flower_graph.server.membership import Admission, Membership
 from flower_graph.storage import checkpoint
 from flower_graph.storage.reading import StateDict
-from flower_graph.storage.writing import remove_folder
 from flower_graph.wire.exchange import Exchange, Rejected, Replies, few, reasons_of
 from flower_graph.wire.fields import Resume, read_not_saved
 from flower_graph.wire.ledger import ByteLedger, reply_bytes
@@ -266,9 +265,7 @@ class Session:
         """Replace the checkpoint that the run resumes from, and remove earlier ones."""
         assert self.folder is not None
         self.save(server_round, state, {})
-        for other in checkpoint.rounds_of(self.folder.glob("round-*")):
-            if other != server_round:
-                remove_folder(checkpoint.round_folder(self.folder, other))
+        checkpoint.keep_rounds(self.folder, (server_round,))
 
     def have_saved(
         self,

@@ -190,7 +190,7 @@ def paper_sizes(config: FedGLSConfig) -> dict[str, int]:
     return dict(zip(TABLE_4_FIGURES, row, strict=True)) if is_asked else {}
 
 
-def folder_data(graphs: Clients[ClientGraph], *, true_edges: bool) -> RunData:
+def folder_data(graphs: Clients, *, true_edges: bool) -> RunData:
     """Give each client its graph, and the server the counts and the graphless clients."""
     # A graphless client's true edges are in its folder only with `true_edges`; only the server
     # learns which clients are graphless.

@@ -20,7 +20,7 @@ from flower_graph.client.learner import NODES, SharedModule, saved_rows
 from flower_graph.client.module_client import ModuleClient
 from flower_graph.client.state import CohortState, Tensors, check_graphs
 from flower_graph.config.rules import choice
-from flower_graph.data.graph import ClientGraph, EgoNetwork
+from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import Learner, check_sizes
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import OutOfRangeError, RefusedError, StateLostError, UnreadableSumError
@@ -98,7 +98,7 @@ class EgoNetworkClient(MaskingClient):
     ----------
     context : Context
         The ClientApp's context, which keeps weights and secrets.
-    egos : sequence of EgoNetwork
+    egos : sequence of ClientGraph
         The clients' graphs, with node identities that mean the same at all clients.
     settings : EgoSettings
         Models and training, the same at all clients and at the server.
@@ -120,7 +120,7 @@ class EgoNetworkClient(MaskingClient):
     def __init__(
         self,
         context: Context,
-        egos: Sequence[EgoNetwork],
+        egos: Sequence[ClientGraph],
         settings: EgoSettings,
         *,
         device: str = "cpu",
@@ -410,7 +410,7 @@ class EgoNetworkClient(MaskingClient):
         return request.variant == "iter" and self.settings.batch_size is not None
 
 
-def checked(egos: Sequence[EgoNetwork], settings: EgoSettings) -> list[EgoNetwork]:
+def checked(egos: Sequence[ClientGraph], settings: EgoSettings) -> list[ClientGraph]:
     """Refuse ego-networks that do not fit the settings; return them in order."""
     for ego in egos:
         check_sizes(ego, settings.num_features, settings.num_classes)
@@ -453,7 +453,7 @@ class EgoModelClient(ModuleClient):
     def __init__(
         self,
         context: Context,
-        egos: Sequence[EgoNetwork],
+        egos: Sequence[ClientGraph],
         settings: EgoSettings,
         *,
         averages: bool = True,

@@ -21,8 +21,8 @@ from ego_strategy_helpers import seven_egos
 from federation import ALL, Federation
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from hostile_grid import evil
-from party_helpers import PartyWorld
 from public_helpers import bytes_of, toy_members
+from sum_helpers import PartyWorld
 
 from flower_graph.apps.client_app import app
 from flower_graph.apps.run import client_app

@@ -13,7 +13,7 @@ from ego_helpers import SETTINGS, start_of, toy_egos
 from flwr.app import Context, RecordDict
 
 from flower_graph.client import state
-from flower_graph.data.graph import EgoNetwork
+from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import StateLostError
 from flower_graph.strategies.fedscem.client import EgoNetworkClient
 from flower_graph.strategies.fedscem.cohort import first_model
@@ -35,7 +35,7 @@ def context() -> Context:
 
 
 def begun(
-    context: Context, egos: Sequence[EgoNetwork] = EGOS, folder: Path | None = None, **changes: Any
+    context: Context, egos: Sequence[ClientGraph] = EGOS, folder: Path | None = None, **changes: Any
 ) -> EgoNetworkClient:
     """Make clients and let them enrol."""
     client = EgoNetworkClient(context, egos, SETTINGS, checkpoint_dir=folder)
