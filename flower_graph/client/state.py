@@ -62,7 +62,6 @@ Tensors = dict[str, Tensor]
 T = TypeVar("T")
 # Makes the clients' object that works on tensors, by default those of new clients; and its tensors
 Make = Callable[[Tensors | None], tuple[T, Tensors]]
-G = TypeVar("G", bound="ClientGraph")
 # Makes the clients' tensors from a checkpoint of other clients: its tensors, its clients' numbers
 # and its other tensors; None if they do not suffice
 Adopt = Callable[[Tensors, Tensor, Tensors], Tensors | None]
@@ -332,7 +331,7 @@ def forms_of(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]
     return {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}
 
 
-def check_graphs(graphs: Sequence[G]) -> list[G]:
+def check_graphs(graphs: Sequence[ClientGraph]) -> list[ClientGraph]:
     """Refuse no graphs, and two of one client; return them in the order of the clients."""
     if not graphs:
         raise ValueError("graphs: none is given; a SuperNode hosts at least one client")

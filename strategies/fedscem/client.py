@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -65,7 +65,6 @@ LOG = logging.getLogger(__name__)
 
 FUSIONS, TABLE = b"fusions", b"table of tokens"  # in the journal
 PLAIN = "plain"  # the form of alignment in which the server learns identities
-Identities = Mapping[int, Sequence[object]]
 Aligner = AlignmentClient | PlaintextAlignmentClient
 NAME = "ego-alignment"  # in Context.state
 
