@@ -1,6 +1,5 @@
 """nFedGNN inside Flower and in somebody else's program: loops, mods, models, arguments, faults."""
 
-import math
 from typing import Any
 
 import pytest
@@ -65,12 +64,8 @@ def test_local_dp_mod_clips_all_users_of_a_supernode_as_one() -> None:
     ("options", "said"),
     [
         ({"participation": 1.5}, "participation: 1.5"),
-        ({"average_every": -1}, "average_every: -1"),
-        ({"average_over": "some"}, "average_over: 'some'"),
         ({"average_every": 2, "average_over": "all", "participation": 0.5}, "participation: 0.5"),
         ({"latent_size": 0}, "latent_size: 0"),
-        ({"reg_weight": -1.0}, "reg_weight: -1.0"),
-        ({"learning_rate": math.inf}, "learning_rate: inf"),
         ({"checkpoint_every": 5}, "checkpoint_every.*checkpoint_dir"),
         ({"device": "gpu"}, "device: 'gpu'"),
     ],
