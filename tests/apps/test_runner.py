@@ -10,7 +10,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from app_helpers import MakeConfig, own_graph
+from app_helpers import MakeConfig
+from graph_helpers import small_graph
 from safetensors.torch import load_file
 
 from flower_graph.apps.run import client_app, make_server, run, simulate
@@ -35,7 +36,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("pictures")
 def test_a_run_writes_everything(config_of: MakeConfig, tmp_path: Path) -> None:
-    config, out = config_of(own_graph()), tmp_path / "new" / "out"
+    config, out = config_of(small_graph(30)), tmp_path / "new" / "out"
     simulated = simulate(config, supernodes=2)
     assert {path.name for path in tmp_path.iterdir()} == {"graph.pt", "own.yaml"}
     seen: list[RoundReport] = []
@@ -80,7 +81,7 @@ def test_a_run_writes_everything(config_of: MakeConfig, tmp_path: Path) -> None:
 def test_a_run_that_memory_cannot_hold_is_refused_before_it_begins(
     config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph = own_graph()
+    graph = small_graph(30)
     rows = int(graph.x.count_nonzero())
     least = rows * 4 * (4 + 8)  # weights, two moments
     for heads, settings in ((1, ()), (3, ("model.name=gat", "model.heads=3"))):
@@ -101,7 +102,7 @@ def test_a_run_that_ends_before_its_first_round_leaves_its_folder_as_it_was(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = config_of(own_graph(), "checkpoint_every=1")
+    config = config_of(small_graph(30), "checkpoint_every=1")
 
     def fail(*given: Any) -> None:
         raise error
@@ -119,7 +120,7 @@ def test_a_run_that_ends_before_its_first_round_leaves_its_folder_as_it_was(
 def test_a_long_round_is_announced_before_it_is_run(
     config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = config_of(own_graph(), "rounds=3")
+    config = config_of(small_graph(30), "rounds=3")
     said: list[Any] = []
     monkeypatch.setattr(type(config), "long_work", lambda *_: "does more" if _[1] != 2 else "")
     how: Any = {"progress": lambda report: said.append(report.round), "on_wait": said.append}
@@ -143,13 +144,13 @@ def test_a_run_leaves_nothing_of_its_clients_in_the_process(config: str) -> None
 
 
 def test_the_data_are_loaded_anew_when_something_changes(config_of: MakeConfig) -> None:
-    config = config_of(own_graph())
+    config = config_of(small_graph(30))
     first = cached_data(config)
     assert cached_data(config) is first
-    assert cached_data(config_of(own_graph(), "data.features=as-is")) is not first
-    assert cached_data(config_of(own_graph(), "seed=1")) is not first
-    wider = own_graph(x=torch.cat([own_graph().x, own_graph().x], 1))
-    assert cached_data(config_of(wider)).x.shape == (30, 12)  # of the same name, saved anew
+    assert cached_data(config_of(small_graph(30), "data.features=as-is")) is not first
+    assert cached_data(config_of(small_graph(30), "seed=1")) is not first
+    wider = small_graph(30, x=torch.cat([small_graph(30).x, small_graph(30).x], 1))
+    assert cached_data(config_of(wider)).x.shape == (30, 16)  # of the same name, saved anew
 
 
 def test_a_process_loads_no_method_before_it_is_asked_to() -> None:

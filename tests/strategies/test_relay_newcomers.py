@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from relay_helpers import small_graph
+from graph_helpers import small_graph
 from torch_geometric.data import Data
 
 from flower_graph.apps.cli.main import main
