@@ -22,13 +22,10 @@ from flower_graph.errors import ConfigError, DivergedError
 from flower_graph.method.load import load_config, to_dict
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
+from flower_graph.storage.reading import read_lines
 from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def lines(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 # Outputs -----------------------------------------------------------------------------------------
@@ -41,18 +38,19 @@ def test_a_run_writes_everything(config_of: MakeConfig, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"graph.pt", "own.yaml"}
     seen: list[RoundReport] = []
     result = run(config, out, supernodes=3, progress=seen.append)
+    rows = read_lines(out / "metrics.jsonl")
     written = json.loads((out / "result.json").read_text())
     assert written == result
     assert written["config"] == to_dict(config)
     assert (written["clients"], written["rounds"], written["engine"]) == (30, 6, "in-process")
     assert written["bytes"] == {"up": {"latent": 6 * 480}, "down": {"gradient": 6 * 480}}
     assert written["seconds"].keys() == {"total", "first-round", "per-round-median"}
-    assert [row["round"] for row in lines(out)] == [*range(1, 7)]
+    assert [row["round"] for row in rows] == [*range(1, 7)]
     assert [report.round for report in seen] == [*range(1, 7)]
-    assert [report.loss for report in simulated] == [row["loss"] for row in lines(out)]
-    assert written["test-accuracy"] == lines(out)[-1]["test-accuracy"]
-    best = max(range(6), key=lambda place: (lines(out)[place]["val-accuracy"], -place))
-    assert written["test-accuracy-at-best-val"] == lines(out)[best]["test-accuracy"]
+    assert [report.loss for report in simulated] == [row["loss"] for row in rows]
+    assert written["test-accuracy"] == rows[-1]["test-accuracy"]
+    best = max(range(6), key=lambda place: (rows[place]["val-accuracy"], -place))
+    assert written["test-accuracy-at-best-val"] == rows[best]["test-accuracy"]
     assert load_config(str(out / "config.yaml")) == config
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     weights = load_file(out / "weights.safetensors")
