@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Data
 
 from flower_graph.client.adaptor import make_client_app
+from flower_graph.data.graph import ClientGraph
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.keys import ROLES
@@ -30,36 +31,24 @@ def small_graph(n: int = 12, seed: int = 0, **changes: Any) -> Data:
     return Data(**{"x": x, "edge_index": edge_index, "y": y, **masks, **changes})
 
 
-@dataclass(frozen=True)
-class Toy:
-    """One client; as a batch wants it."""
-
-    client: int
-    x: Tensor
-    y: Tensor
-    edge_index: Tensor
-    train_mask: Tensor
-    val_mask: Tensor
-    test_mask: Tensor
-    edge_weight: Tensor | None = None
-
-
 def toy(
     client: int,
     x: Sequence[Sequence[float]],
     y: Sequence[int],
     edges: Sequence[tuple[int, int]] = (),
     roles: str = "",
-) -> Toy:
+) -> ClientGraph:
     """Make a client by hand; ``roles`` has a letter a node, ``t``, ``v``, ``e`` (test) or ``-``."""
     roles = roles or "t" * len(y)
     both = sorted(pair for edge in edges for pair in (edge, edge[::-1]))
     index = torch.tensor(both, dtype=torch.long).reshape(-1, 2).T
     masks = [torch.tensor([role == letter for role in roles]) for letter in "tve"]
-    return Toy(client, torch.tensor(x), torch.tensor(y), index, *masks)
+    return ClientGraph(
+        client, torch.arange(len(y)), torch.tensor(x), torch.tensor(y), index, None, *masks
+    )
 
 
-def random_toy(client: int, nodes: int, features: int, seed: int) -> Toy:
+def random_toy(client: int, nodes: int, features: int, seed: int) -> ClientGraph:
     """Draw a client: about a third of its features, and of its edges, are there."""
     draw = torch.Generator().manual_seed(seed)
     x = torch.rand(nodes, features, generator=draw)
@@ -68,7 +57,9 @@ def random_toy(client: int, nodes: int, features: int, seed: int) -> Toy:
     y = torch.randint(3, (nodes,), generator=draw)
     everyone = torch.ones(nodes, dtype=torch.bool)
     edges = (upper | upper.T).nonzero().T
-    return Toy(client, x, y, edges, everyone, ~everyone, ~everyone)
+    return ClientGraph(
+        client, torch.arange(nodes), x, y, edges, None, everyone, ~everyone, ~everyone
+    )
 
 
 def dealt(make: Any, graphs: Sequence[Any], deal: Any = None, **mods: Any) -> Any:

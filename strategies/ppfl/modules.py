@@ -29,7 +29,7 @@ from flower_graph.outputs.files import SavedModels
 from flower_graph.rng import generator, seeded
 
 if TYPE_CHECKING:
-    from flower_graph.data.graph import OverlappingGraph
+    from flower_graph.data.graph import ClientGraph
     from flower_graph.strategies.ppfl.config import PPFLConfig
 
 FIRST = "hidden.linear"  # the weights that a client has for the features that it sees
@@ -107,22 +107,22 @@ class PublicGAT(nn.Module):
     exp_avg_sq: Tensor
     step: Tensor
 
-    def __init__(self, graph: OverlappingGraph, config: PPFLConfig, classes: int) -> None:
+    def __init__(self, graph: ClientGraph, config: PPFLConfig, classes: int) -> None:
         super().__init__()
         features, dimension = graph.x.shape[1], config.model.dimension
         check_sizes(graph, features, classes)
         self.settings, self._seed = config.gat, config.seed
         self._client, self._device = graph.client, graph.x.device
-        self._train = (graph.train_mask & (graph.train_y >= 0)).nonzero()[:, 0]
+        self._train = (graph.train_mask & (graph.labels >= 0)).nonzero()[:, 0]
         if not self._train.numel():
             raise ValueError(f"client {graph.client}: no training node has a label; 1 is needed")
-        self._y = graph.train_y[self._train]
+        self._y = graph.labels[self._train]
         x, occurring = feature_rows([graph.x.cpu()])
         self._x, self._turn = x.to(self._device), turn_of(x).to(self._device)
         self._feature = occurring.feature.to(
             self._device
         )  # [r] the features that occur: of others it has no weights
-        self._edges = attention_graph(graph.edge_index, len(graph.x))
+        self._edges = attention_graph(graph.edges, len(graph.x))
         more: dict[str, Any] = {"heads": config.gat.heads, "dropout": config.gat.dropout}
         self._whole = partial(GAT, features, dimension, classes, **more)
         self.module = GAT(self._feature.numel(), dimension, classes, **more).eval()

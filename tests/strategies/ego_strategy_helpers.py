@@ -16,7 +16,7 @@ from torch import Tensor
 from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
 from flower_graph.client import state
 from flower_graph.client.state import IN_PROCESS
-from flower_graph.data.graph import EgoNetwork
+from flower_graph.data.graph import ClientGraph
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.wire.keys import SUMS, TOTAL
@@ -27,7 +27,7 @@ Weights = dict[int, Tensor]  # client to all of its weights
 Mod = Callable[[Message, Context, Callable[..., Message]], Message]
 
 
-def seven_egos() -> list[EgoNetwork]:
+def seven_egos() -> list[ClientGraph]:
     """Seven of the twelve toy clients: three ordinary ones and four odd ones."""
     return [toy_egos()[place] for place in (0, 1, 3, 5, 7, 9, 10)]
 
@@ -64,7 +64,7 @@ class Watched(Outcome):
 
 
 def client_app(
-    egos: Sequence[EgoNetwork],
+    egos: Sequence[ClientGraph],
     deal: Sequence[Sequence[int]] | None = None,
     mods: Sequence[Mod] = (),
     client: type = EgoNetworkClient,
@@ -77,7 +77,7 @@ def client_app(
 
 
 def run(
-    egos: Sequence[EgoNetwork] | None = None,
+    egos: Sequence[ClientGraph] | None = None,
     *,
     rounds: int = 3,
     supernodes: int = 2,
