@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from graph_helpers import Outcome
-from relay_helpers import run, same_run, same_weights, small_graph
+from graph_helpers import Outcome, small_graph
+from relay_helpers import run, same_run, same_weights
 from torch import Tensor, nn
 
 from flower_graph.client.state import forget_run

@@ -6,7 +6,8 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.clientapp.mod import LocalDpMod
-from relay_helpers import asked_users, client_app, run, small_graph, strategy_for
+from graph_helpers import small_graph
+from relay_helpers import asked_users, client_app, run, strategy_for
 from torch import nn
 
 from flower_graph import SplitGradientRelay
