@@ -1,15 +1,34 @@
-"""Small graphs of clients, given by what a batch needs and no more; memory that a step takes."""
+"""Small graphs, runs of strategies over their clients, and the memory that a step takes."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
 from flwr.app import Context
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch_geometric.data import Data
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.data.graph import ClientGraph
+from flower_graph.records.rounds import RoundReport
+from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.keys import ROLES
+
+CLASSES, FEATURES = 3, 8
+
+
+def small_graph(n: int = 12, seed: int = 0, **changes: Any) -> Data:
+    """A ring with chords inside the classes; a third of the nodes trains, validates or tests."""
+    place = torch.arange(n)
+    y = place % CLASSES
+    x = (torch.rand(n, FEATURES, generator=torch.Generator().manual_seed(seed)) < 0.3).float()
+    x[place, y] = 1.0  # no node without features, and something to learn
+    one_way = [torch.stack([place, (place + step) % n]) for step in (1, CLASSES)]
+    edge_index = torch.cat([*one_way, *(edges.flip(0) for edges in one_way)], 1)
+    masks = {f"{role}_mask": place // CLASSES % 3 == part for part, role in enumerate(ROLES)}
+    return Data(**{"x": x, "edge_index": edge_index, "y": y, **masks, **changes})
 
 
 def toy(
@@ -55,6 +74,39 @@ def dealt(make: Any, graphs: Sequence[Any], deal: Any = None, **mods: Any) -> An
         return make(context, [graphs[place] for place in places])
 
     return make_client_app(client_fn, **mods)
+
+
+@dataclass
+class Outcome:
+    """A run of a strategy over a grid, and what it leaves."""
+
+    strategy: Any
+    grid: InProcessGrid
+    reports: list[RoundReport] = field(default_factory=list)
+
+    def run(self, rounds: int = 3, *, timeout: float = 5.0, **how: Any) -> Self:
+        how = {"on_round": self.reports.append, **how}
+        self.strategy.start(self.grid, num_rounds=rounds, timeout=timeout, **how)
+        return self
+
+    @property
+    def figures(self) -> Tensor:
+        """Everything that the reports say of the models, ``[rounds, 6]``."""
+        names = ["loss", "cross_entropy", "regulariser", *(f"{role}_accuracy" for role in ROLES)]
+        rows = [[getattr(report, name) for name in names] for report in self.reports]
+        return torch.tensor(rows, dtype=torch.float64)
+
+    @property
+    def losses(self) -> list[float]:
+        return [report.loss for report in self.reports]
+
+    @property
+    def answered(self) -> list[int]:
+        return [report.answered for report in self.reports]
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        return self.strategy.weights()  # type: ignore[no-any-return]
 
 
 class Largest(TorchDispatchMode):

@@ -135,7 +135,7 @@ class ModuleClient(NumPyClient):
         self.device, self.outputs = resolve_device(device), outputs or ClientOutputs(context)
         self.received: dict[str, Tensor] = {}
         places = "module-client", self._clients, checkpoint_dir
-        self._state = CohortState[Cohort](context, *places, self._start, self._build)
+        self._state = CohortState[Cohort](context, *places, self._made)
 
     # What a method may override
 
@@ -421,22 +421,18 @@ class ModuleClient(NumPyClient):
         keeps = self.how.optimiser == KEEP
         return first_tensors(module, features, self.first_layers, keeps_moments=keeps)
 
-    def _build(self, tensors: Tensors) -> tuple[Cohort, Tensors]:
-        # Adam counts steps on the CPU.
-        to = self.device
-        placed = {n: t if n.endswith("/step") else t.to(to) for n, t in tensors.items()}
+    def _made(self, tensors: Tensors | None) -> tuple[Cohort, Tensors]:
+        to, held = self.device, self._start() if tensors is None else tensors
         module = self.shared.first().to(to)
         if self.first_layers:
             graphs = [placed_on(graph, to, is_dense=False) for graph in self.graphs]
         else:
             graphs = [self.task.place(graph, to) for graph in self.graphs]
         is_grouped = bool(self.first_layers) or self._can_group(module, graphs)
-        if is_grouped:
-            placed = {name: laid_out(stack) for name, stack in placed.items()}
-        elif len(graphs) > 1:
+        if not is_grouped and len(graphs) > 1:
             LOG.info(ALONE)
-        by_rows = self.first_layers
-        return Cohort(module, graphs, placed, self.optimiser, is_grouped, by_rows), placed
+        cohort = Cohort(module, graphs, held, self.optimiser, is_grouped, self.first_layers)
+        return cohort, cohort.tensors
 
     def _can_group(self, module: nn.Module, graphs: Sequence[GraphOnDevice]) -> bool:
         """Whether a step of two clients as a group is the step of each by itself."""

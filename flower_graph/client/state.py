@@ -22,7 +22,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -60,7 +60,8 @@ NUMBERS, BESIDE = "clients", "beside/"
 KEPT_AT_CLIENT = 3  # the server may fall back to the one before the last two are complete
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
-G = TypeVar("G", bound="ClientGraph")
+# Makes the clients' object that works on tensors, by default those of new clients; and its tensors
+Make = Callable[[Tensors | None], tuple[T, Tensors]]
 # Makes the clients' tensors from a checkpoint of other clients: its tensors, its clients' numbers
 # and its other tensors; None if they do not suffice
 Adopt = Callable[[Tensors, Tensor, Tensors], Tensors | None]
@@ -73,7 +74,8 @@ class Live:
     version: int = 0  # of the object; 0 while a message changes it
     held: Any = None  # the object, its tensors, and the last message's copies of them
     token: str = ""  # of the context whose tensors it has
-    fixed: Any = None  # stays the same during a run
+    # A further object, after what it was read from
+    beside: tuple[Any, Any] = field(default=(None, None), repr=False)
 
 
 _LIVE: dict[tuple[int, int], Live] = {}  # by (run, node)
@@ -90,10 +92,10 @@ def forget_run(run_id: int) -> None:
 class CohortState(Generic[T]):
     """Keeps an object and its tensors between messages, and writes and reads its checkpoints.
 
-    ``start`` returns the tensors of new clients. ``build`` returns the object that works on
-    tensors, and the tensors. ``collect`` writes the object's changes into the tensors, unless the
-    object works on them in place. A checkpoint has the clients' ``numbers`` too. Without
-    ``copies``, for millions of users, a failed message loses what is not in a file.
+    ``make`` returns the object that works on tensors, and the tensors. ``collect`` writes the
+    object's changes into the tensors, unless the object works on them in place. A checkpoint has
+    the clients' ``numbers`` too. Without ``copies``, for millions of users, a failed message loses
+    what is not in a file.
     """
 
     # With ``state-dir`` or ``data-folder`` in the node's config, checkpoints are in a folder of the
@@ -107,8 +109,7 @@ class CohortState(Generic[T]):
         name: str,
         numbers: Sequence[int] | Tensor,
         folder: Path | None,
-        start: Callable[[], Tensors],
-        build: Callable[[Tensors], tuple[T, Tensors]],
+        make: Make[T],
         *,
         collect: Callable[[T, Tensors], None] | None = None,
         copies: bool = True,
@@ -116,7 +117,7 @@ class CohortState(Generic[T]):
         self._context, self._name = context, name
         self._key = (context.run_id, context.node_id)
         self._numbers = torch.as_tensor(numbers, dtype=torch.int64)
-        self._start, self._build, self._collect, self._copies = start, build, collect, copies
+        self._make, self._collect, self._copies = make, collect, copies
         self._own, self._shared, self._sealed = own_place(context), folder, state_key(context)
         # A SuperNode that is started anew may have another id; without a folder its state is gone.
         node = f"node-{context.node_id}" if self._own is None else node_name(context)
@@ -136,31 +137,20 @@ class CohortState(Generic[T]):
             raise StateLostError("its state of this run is gone; name a state-dir in node-config")
         live, tensors, spare = self._open()
         before = _copied(tensors, spare) if self._copies else {}
-        self._live.version = 0
+        self.live.version = 0
         try:
             yield live
             if self._collect is not None:
                 self._collect(live, tensors)
         except BaseException:
             if self._copies and self.version:  # so that the client can take part again
-                with torch.no_grad():
-                    for name, tensor in before.items():
-                        tensors[name].copy_(tensor)
-                    # The object may hold more state than tensors
-                    self._live.held = (*self._build(tensors), before)
-                self._live.version = self._found
+                # The object may hold more state than tensors
+                self.live.held, self.live.version = (*self._make(before), {}), self._found
             raise
         self._commit(live, tensors, before)
 
     def look(self) -> T:
         return self._open()[0]
-
-    # Any: what ``make`` makes
-    def once(self, make: Callable[[], Any]) -> Any:
-        """Return an object that stays the same during a run; make it once a process."""
-        if self._live.fixed is None:
-            self._live.fixed = make()
-        return self._live.fixed
 
     def processed(self) -> int:
         try:
@@ -251,12 +241,12 @@ class CohortState(Generic[T]):
                 raise refused("other clients; resume with the same, on as many SuperNodes")
             kept = adopted
         if self._copies:
-            found, expected = forms_of(kept), forms_of(self._start())
+            found, expected = forms_of(kept), forms_of(self._make(None)[1])
             for name in expected | found:
                 if found.get(name) != expected.get(name):
                     forms = f"{name} is {found.get(name)}, expected {expected.get(name)}"
                     raise refused(forms, "made with other data or settings")
-        self._commit(*self._build(kept), {})
+        self._commit(*self._make(kept), {})
         self._note(resume)
         return beside
 
@@ -272,15 +262,15 @@ class CohortState(Generic[T]):
     # Where the tensors are
 
     @property
-    def _live(self) -> Live:
+    def live(self) -> Live:
         return _LIVE.setdefault(self._key, Live())
 
     def _open(self) -> tuple[T, Tensors, Tensors]:
         """Return the object, its tensors, and the copies that the last message made of them."""
         if not self.version:
-            return (*self._build(self._start()), {})
+            return (*self._make(None), {})
         record, who = self._context.state.config_records[self._name], f"client {self._key[1]}"
-        kind, token, live = str(record["kind"]), str(record["token"]), self._live
+        kind, token, live = str(record["kind"]), str(record["token"]), self.live
         # If Flower restored an old context, a version may exist twice, but not a token.
         if live.version >= self.version and (kind == PROCESS or live.token == token):
             self._found = live.version
@@ -300,7 +290,7 @@ class CohortState(Generic[T]):
             if self._found < self.version:
                 versions = f"has version {self._found}, expected version {self.version}"
                 raise StateLostError(f"{who}: {self._file} {versions}")
-        held = (*self._build(tensors), dict[str, Tensor]())
+        held = (*self._make(tensors), dict[str, Tensor]())
         live.version, live.held, live.token = self._found, held, token
         return held
 
@@ -319,7 +309,7 @@ class CohortState(Generic[T]):
             small = {n: encode_array(n, t.detach().cpu().numpy()) for n, t in tensors.items()}
             self._context.state[f"{self._name}-tensors"] = ArrayRecord(small)
         self._context.state[self._name] = record
-        live = self._live
+        live = self.live
         live.version, live.held, live.token = version, (held, tensors, copies), token
 
 
@@ -341,7 +331,7 @@ def forms_of(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]
     return {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}
 
 
-def check_graphs(graphs: Sequence[G]) -> list[G]:
+def check_graphs(graphs: Sequence[ClientGraph]) -> list[ClientGraph]:
     """Refuse no graphs, and two of one client; return them in the order of the clients."""
     if not graphs:
         raise ValueError("graphs: none is given; a SuperNode hosts at least one client")

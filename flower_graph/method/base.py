@@ -39,7 +39,7 @@ from flower_graph.data.partition.client_graphs import partition_graph
 from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.flower_compat import Mod, NumPyClient
 from flower_graph.outputs.build import build_module
-from flower_graph.privacy.local import privacy_mods
+from flower_graph.privacy.local import privacy_mods, require_one_client
 
 if TYPE_CHECKING:
     from flower_graph.audit.attacks import Audit
@@ -205,12 +205,13 @@ class GraphMethod(Method[C, S]):
 
     def hosted(self, config: C, context: Context) -> tuple[list[ClientGraph], RunFolder | None]:
         folder = client_folder(config, context)
+        graphs = self.graphs(config) if folder is None else graphs_of(folder)
+        here = graphs[share(context, len(graphs))] if folder is None else graphs
         if folder is not None:
-            here = graphs_of(folder)
             self.check(config, here)
-            return here, folder
-        everyone = self.graphs(config)
-        return everyone[share(context, len(everyone))], None
+        if config.needs_own_nodes:
+            require_one_client(config.privacy, [graph.client for graph in here])
+        return here, folder
 
     def num_clients(self, config: C, folder: RunFolder | None = None) -> int:
         return len(self.graphs(config)) if folder is None else folder.num_clients

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ from flower_graph.config.common import checkpoint_settings
 from flower_graph.data.folders.client_folder import Clients, clients_path, is_one_graph
 from flower_graph.data.folders.party import RunData, RunFolder, graph_data
 from flower_graph.data.graph import ClientGraph
-from flower_graph.data.partition.client_graphs import check_neighbours
 from flower_graph.data.sources.datasets import cached_clients
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.flower_compat import NumPyClient
@@ -26,7 +24,6 @@ from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.central import central_noise
-from flower_graph.privacy.local import require_one_client
 from flower_graph.server.averaging import ReportedFedAvg, make_robust
 from flower_graph.strategies import fed_proto
 from flower_graph.strategies.fed_proto import FedProtoClient
@@ -35,16 +32,12 @@ from flower_graph.strategies.fedgls.config import (
     FED_KNN,
     FEDGLS,
     FEDPROTO,
-    GRAPHS,
-    KNN,
-    LEARNED,
     LOCAL,
-    TRUE,
     FedGLSConfig,
     StructureSettings,
 )
 from flower_graph.strategies.fedgls.modules import StructureModel, draw_learner, predict
-from flower_graph.strategies.fedgls.strategy import StructureClient, StructureFedAvg
+from flower_graph.strategies.fedgls.strategy import StructureClient, StructureFedAvg, check_edges
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,8 +50,6 @@ LOG = logging.getLogger(__name__)
 GRAPHLESS, NUM_GRAPHLESS = "graphless", "graphless-clients"  # details of data folders
 NUM_NODES = "nodes"  # another detail, of the server's folder alone
 TRUE_GRAPHS = "fed-gnn"  # trains on edges which graphless clients do not have
-
-
 NEWCOMERS_STEPS = 1  # of φ, as in a round: more do worse (docs/results/newcomers)
 
 # Table 4 (Fu et al., TMLR 2024, appendix D) by data set: clients, features, mean nodes, mean edges
@@ -111,7 +102,6 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
 
     def build_client(self, config: FedGLSConfig, context: Context, out: Path | None) -> NumPyClient:
         graphs, folder = self.hosted(config, context)
-        require_one_client(config.privacy, [graph.client for graph in graphs])
         settings = structure_settings(config, folder)
         local = client_folders(context, out, class_names(self, config, folder))
         local["device"] = config.device
@@ -126,19 +116,8 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
     def _checked(self, config: FedGLSConfig) -> list[ClientGraph]:
         graphs = cached_clients(self.load_graphs, config)
         _check_mix(len(graphs), sum(graph.is_graphless for graph in graphs), config)
-        self.check(config, graphs)
+        check_edges(graphs, config.strategy.name, config.graph.neighbours)
         return graphs
-
-    def check(self, config: FedGLSConfig, graphs: Sequence[ClientGraph]) -> None:
-        name = config.strategy.name
-        unknown = [g.client for g in graphs if g.is_graphless and g.hidden_edges is None]
-        if GRAPHS[name] == TRUE and unknown:
-            remedy = "set strategy.name=fed-gnn-knn, or make folders with `partition --true-edges`"
-            raise ConfigError(
-                f"strategy.name: {name} needs true edges; client {unknown[0]} has none; {remedy}"
-            )
-        if GRAPHS[name] in (LEARNED, KNN):
-            check_neighbours(graphs, config.graph.neighbours)
 
     def graphless_ratio(self, config: FedGLSConfig) -> float:
         return config.graph.graphless_ratio

@@ -51,6 +51,7 @@ from flower_graph.config.module import KEEP, RESET
 from flower_graph.data.graph import ClientGraph
 from flower_graph.data.partition.client_graphs import check_neighbours
 from flower_graph.engine.cohort import Cohort, GraphOnDevice, Learner, check_sizes
+from flower_graph.errors import ConfigError
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.dropout import DropoutMask, draw_kept
 from flower_graph.ops.graph_learner import edge_agreement
@@ -59,6 +60,7 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.server.averaging import Combined
 from flower_graph.strategies.fedgls.config import (
+    GRAPHS,
     KNN,
     LEARNED,
     LOCAL,
@@ -128,6 +130,18 @@ def shared_by(settings: StructureSettings) -> SharedModule:
 # Client ------------------------------------------------------------------------------------------
 
 
+def check_edges(graphs: Sequence[ClientGraph], name: str, neighbours: int) -> None:
+    """Refuse graphless clients of whom a method needs more than they have."""
+    unknown = [g.client for g in graphs if g.is_graphless and g.hidden_edges is None]
+    if GRAPHS[name] == TRUE and unknown:
+        remedy = "set strategy.name=fed-gnn-knn, or make folders with `partition --true-edges`"
+        raise ConfigError(
+            f"strategy.name: {name} needs true edges; client {unknown[0]} has none; {remedy}"
+        )
+    if GRAPHS[name] in (LEARNED, KNN):
+        check_neighbours(graphs, neighbours)
+
+
 class StructureClient(ModuleClient):
     """The clients of one SuperNode: usually one, in a simulation any number.
 
@@ -160,10 +174,7 @@ class StructureClient(ModuleClient):
         super().__init__(context, graphs, shared_by(settings), how, **more)
         for graph in graphs:
             check_sizes(graph, settings.num_features, settings.num_classes)
-            if settings.graphs == TRUE and graph.is_graphless and graph.hidden_edges is None:
-                raise ValueError(f"client {graph.client}: has no edges; its true ones are wanted")
-        if settings.graphs in (LEARNED, KNN):
-            check_neighbours(graphs, settings.graph.neighbours)
+        check_edges(graphs, settings.strategy.name, settings.graph.neighbours)
         self.structure = settings
         self._contrast: dict[int, Tensor] = {}  # L_c in this message, by client
 
@@ -178,7 +189,7 @@ class StructureClient(ModuleClient):
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
         """Return equations 10 and 11 of one step."""
         model = self._holding(module, graph)
-        outputs = model.outputs(model.drops.pop(0) if model.drops else NO_DROPS)
+        outputs = model.outputs(model.drops.pop(0) if model.drops else [NO_DROPS] * 2)
         # [k, n] each: a log-softmax over a few neighbouring numbers takes PyTorch ten times as long
         own, *student = (one.T.contiguous().log_softmax(0) for one in outputs)
         losses = own.gather(0, graph.y.clamp(min=0)[None])[0]
@@ -194,14 +205,14 @@ class StructureClient(ModuleClient):
         assert model.batch is not None
         # Dropout depends on client, network and round alone, not on who shares a cohort
         seed, steps = self.shared.seed, self.how.local_epochs
-        chances = [
-            generator(seed, "dropout", client, place >= len(clients), server_round)
-            for place, client in enumerate(model.batch.clients)
-        ]
-        rates = how.model.input_dropout, how.model.dropout
-        kept = draw_kept(model.batch.x, model.batch.ptr, chances, steps, how.model.hidden, *rates)
+        sizes = steps, how.model.hidden, how.model.input_dropout, how.model.dropout
+        drawn = list[DropoutMask]()
+        for part in model.networks:
+            words = [(client, part == MLP, server_round) for client in clients]
+            chances = [generator(seed, "dropout", *one) for one in words]
+            drawn.append(draw_kept(model.batch.x, model.batch.ptr, chances, *sizes))
         model.drops = [
-            DropoutMask(*(part if part is None else part[step] for part in kept))
+            [DropoutMask(*(part if part is None else part[step] for part in one)) for one in drawn]
             for step in range(steps)
         ]
         if how.strategy.optimiser == RESET:
@@ -239,14 +250,11 @@ class StructureClient(ModuleClient):
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         loss, weight, metrics = super().evaluate(parameters, config)
-        found: dict[str, list[Tensor]] = {name: [NONE] for name in FIGURES}
         cohort: Cohort = self._state.look()
-        with torch.no_grad(), cohort.learners(self._clients) as learners:
-            for learner in learners:
-                for name, values in self._agreement(learner).items():
-                    found[name].append(values)
-        for name, parts in found.items():
-            metrics |= sums(name, torch.cat(parts), weight)
+        with torch.no_grad(), cohort.learners(self._clients) as (learner,):
+            found = self._agreement(learner)
+        for name in FIGURES:
+            metrics |= sums(name, found.get(name, NONE), weight)
         return loss, weight, metrics
 
     def _agreement(self, learner: Learner) -> dict[str, Tensor]:

@@ -27,7 +27,6 @@ from flower_graph.engine.cohort import (
     Tensors,
     check_classes,
     first_tensors,
-    laid_out,
     placed_on,
 )
 from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
@@ -240,11 +239,6 @@ class EgoCohort(Cohort):
             features, never = [ego.x for ego in egos], torch.zeros(len(egos), dtype=torch.int32)
             tensors = first_tensors(module, features, (FIRST,), keeps_moments=True)
             tensors |= {TRAINED: never, FUSED: never.clone()}
-        tensors = {
-            # Adam counts steps on the CPU
-            name: laid_out(stack if name.endswith("/step") else stack.to(device))
-            for name, stack in tensors.items()
-        }
         rate, decay = settings.learning_rate, settings.weight_decay
         super().__init__(
             module,

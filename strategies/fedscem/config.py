@@ -193,11 +193,7 @@ class FedSCemConfig(RunConfig):
             allowed = f"at least {least} for a masked sum"
             require(clients >= least, "partition.clients", clients, allowed)
         how = self.strategy
-        self.privacy.require_averaging(how.name, AVERAGING)
-        how.refuse_noise(self.privacy)
-        if how.name not in (FEDSCEM, *AVERAGING):
-            why = "noise is for embeddings or weights, and it sends neither, or more than these"
-            self.privacy.refuse_with(f"strategy.name={how.name}", why)
+        how.refuse_noise(self.privacy, how.name, AVERAGING, FEDSCEM)
         if how.name == FEDSCEM and how.model_sharing != "none":
             why = "the weights that are shared get no noise"
             self.privacy.refuse_with(f"strategy.model_sharing={how.model_sharing}", why)

@@ -27,7 +27,7 @@ from flower_graph.method.base import class_names
 from flower_graph.method.permits import Permits
 from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.central import central_noise
-from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
+from flower_graph.privacy.local import ClientNoise, client_noise
 from flower_graph.server.averaging import ReportedFedAvg, make_robust
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage, SageClient
 from flower_graph.strategies.fedscem.client import EgoModelClient, EgoNetworkClient, Hiding
@@ -98,7 +98,6 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
         how["device"] = config.device
         settings = ego_settings(config, folder)
         if config.strategy.name != FEDSCEM:
-            require_one_client(config.privacy, [ego.client for ego in egos])
             kind = SageClient if config.strategy.name in SAGE else EgoModelClient
             averages = config.strategy.name in ("fed-sage", *AVERAGING)
             return kind(context, egos, settings, averages=averages, **how)

@@ -196,9 +196,7 @@ class PublicNodeClient(NumPyClient):
         self._save_to = save_to
         self.outputs = outputs or ClientOutputs(context)
         places = "public-node-client", numbers, checkpoint_dir
-        self._state = CohortState[Models](
-            context, *places, self._first, self._build, collect=_collect
-        )
+        self._state = CohortState[Models](context, *places, self._made, collect=_collect)
 
     def get_properties(self, config: Config) -> Config:
         if config.get(CHECKPOINT, False):
@@ -291,19 +289,15 @@ class PublicNodeClient(NumPyClient):
         )
         return reply
 
-    def _first(self) -> Tensors:
-        return {name: value.detach().clone() for name, value in _tensors(self._models()).items()}
-
-    def _build(self, tensors: Tensors) -> tuple[Models, Tensors]:
-        models = self._models()
+    def _made(self, tensors: Tensors | None) -> tuple[Models, Tensors]:
+        models = {number: member.build() for number, member in self.members.items()}
+        if tensors is None:
+            return models, {name: t.detach().clone() for name, t in _tensors(models).items()}
         for number, model in models.items():
             if load := getattr(model, "load_state_dict", None):
                 own = {n: v.clone() for n, v in tensors.items() if n.startswith(f"{number}.")}
                 load({name.partition(".")[2]: value for name, value in own.items()})
         return models, tensors
-
-    def _models(self) -> Models:
-        return {number: member.build() for number, member in self.members.items()}
 
 
 def disagreement(embeddings: FloatArray, targets: FloatArray | None) -> float:

@@ -23,7 +23,6 @@ from flower_graph.flower_compat import NumPyClient
 from flower_graph.method import GraphMethod, Partition
 from flower_graph.method.base import class_names
 from flower_graph.outputs.client import client_folders
-from flower_graph.privacy.local import require_one_client
 from flower_graph.strategies.ppfl.cohort_client import (
     EmbeddingClient,
     PublicNodeClient,
@@ -76,7 +75,6 @@ class PPFL(GraphMethod[PPFLConfig, ProcrustesAlignment]):
     def build_client(self, config: PPFLConfig, context: Context, out: Path | None) -> NumPyClient:
         require_gensim(config)
         here, folder = self.hosted(config, context)
-        require_one_client(config.privacy, [graph.client for graph in here])
         classes = self.num_classes(config, folder)
         names = class_names(self, config, folder)
         members = [make_member(graph, config, classes, names) for graph in here]

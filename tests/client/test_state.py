@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -49,8 +49,9 @@ def some(count: int) -> Tensors:
 def cohort_of(context: Context, begun: Tensors | None = None) -> CohortState[Tensors]:
     """Return the state of clients whose object is their tensors."""
     copies = context.node_config.get("state-dir") != IN_PROCESS
+    made = begun or {}
     return CohortState(
-        context, NAME, [0], None, lambda: begun or {}, lambda found: (found, found), copies=copies
+        context, NAME, [0], None, lambda found: (found or made, found or made), copies=copies
     )
 
 
@@ -219,11 +220,8 @@ def test_a_full_disk_leaves_the_message_before(
     start(context, some(LARGE))
     add(context, 1.0)
 
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
-        patched.setattr(state.checkpoint, "save_client", full)
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="full"):
+        patched.setattr(state.checkpoint, "save_client", Mock(side_effect=OSError(28, "full")))
         add(context, 5.0)
     assert kept(context)["weight"][0] == 1
     add(context, 2.0)

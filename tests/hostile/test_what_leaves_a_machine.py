@@ -21,11 +21,12 @@ from ego_strategy_helpers import seven_egos
 from federation import ALL, Federation
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from hostile_grid import evil
-from party_helpers import PartyWorld
 from public_helpers import bytes_of, toy_members
+from sum_helpers import PartyWorld
 
 from flower_graph.apps.client_app import app
 from flower_graph.apps.run import client_app
+from flower_graph.client import state
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import CohortState
 from flower_graph.errors import ConfigError, DataError, RefusedError, StateLostError
@@ -38,7 +39,6 @@ from flower_graph.secure.client import SUM_STATE
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
-from flower_graph.strategies.fedscem import client as ego_host
 from flower_graph.strategies.ppfl.cohort_client import SecureConsensusClient
 from flower_graph.strategies.ppfl.strategy import SecureConsensus
 from flower_graph.wire.client_errors import AT_HOME
@@ -239,7 +239,7 @@ def test_why_a_checkpoint_was_not_saved_names_no_place(
     monkeypatch.setattr(checkpoint, "save_client", Mock(side_effect=error))
     node: Any = {"state-dir": str(tmp_path / "state"), "partition-id": 0}
     context = Context(1, 2, node, RecordDict(), {})
-    cohort = CohortState(context, "c", [0], None, lambda: {}, lambda found: (0, found))
+    cohort = CohortState(context, "c", [0], None, lambda found: (0, found or {}))
     said = cohort.save(1, "0" * 32)
     assert said and "/" not in said
 
@@ -287,13 +287,10 @@ class Collector:
             self._note(context)
 
     def _note(self, context: Context) -> None:
-        for key, (_, live) in ego_host._LIVE.items():
-            if key[:2] == (context.run_id, context.node_id):
-                self.texts += [repr(live), str(live)]
-                for part in live if isinstance(live, tuple) else (live,):
-                    self.secrets |= set(secrets_of(part))
-                    inner = (getattr(part, name, None) for name in ("_rounds", "_table"))
-                    self.texts += [repr(one) for one in inner]
+        if (live := state._LIVE.get((context.run_id, context.node_id))) is not None:
+            _, aligner = live.beside
+            self.texts += [*map(repr, (live, aligner, getattr(aligner, "_table", None)))]
+            self.secrets |= set(secrets_of(aligner))
         for record in context.state.config_records.values():
             data = record.get(SUM_STATE)
             if isinstance(data, bytes):

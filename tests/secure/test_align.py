@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from align_helpers import DATA, FORMS, RUN, Alignment, aligned, shared
+from align_helpers import DATA, FORMS, RUN, Alignment, aligned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,18 +26,6 @@ from flower_graph.wire.keys import ALIGN_STAGE
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("nodes", [[[0, 5, 2]], [[0, 2], [5]], [[5], [2], [0]]])
-def test_shared_identities_get_slots_and_others_none(nodes: list[list[int]], form: str) -> None:
-    alignment = Alignment(DATA, nodes, form=form)
-    alignment.align()
-    slots = alignment.slots()
-    orders = {"psi": slots, "plain": {2: 0, 3: 1}}
-    assert slots == {1: -1, 4: -1, 7: -1, 9: -1} | orders[form]
-    assert alignment.agree([0, 2, 5])
-    assert alignment.server.blamed == []
-
-
-@pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=8, deadline=None)
 @given(
     data=st.dictionaries(
@@ -50,7 +38,11 @@ def test_any_sets_dealt_in_any_way(form: str, data: dict[int, Any], nodes: int) 
     dealt = [own for first in range(nodes) if (own := clients[first::nodes])]
     alignment = Alignment(data, dealt, form=form)
     alignment.align()
-    assert alignment.agree(clients)
+    assert alignment.agree(clients) and alignment.server.blamed == []
+    order = [
+        i for i, slot in sorted(alignment.slots().items(), key=lambda one: one[1]) if slot >= 0
+    ]
+    assert form == "psi" or order == sorted(order)  # identities as they are, not their hashes
 
 
 def test_with_more_least_holders_what_two_hold_has_no_slot() -> None:
@@ -154,17 +146,6 @@ def _points(message: dict[str, Any]) -> list[bytes]:
     return [data[i : i + 32] for i in range(0, len(data), 32)]
 
 
-def test_no_identity_is_in_any_byte_that_the_server_receives() -> None:
-    words = {0: ["patient-0417", "patient-1138"], 1: ["patient-1138", "patient-2001"]}
-    alignment = aligned(words, [[0], [1]])
-    parts = [value for message in alignment.received for value in message.values()]
-    parts += [total.tobytes() for total in alignment.totals]
-    received = b"".join(part for part in parts if isinstance(part, bytes))
-    assert len(received) > 1000
-    for identity in shared(words) | {"patient-0417"}:
-        assert str(identity).encode() not in received
-
-
 def test_what_the_server_receives_has_the_same_shape_for_other_data_of_the_same_size() -> None:
     def shapes(data: dict[int, list[int]]) -> list[Any]:
         alignment = aligned(data, [[0, 1], [2]])
@@ -214,24 +195,18 @@ def spoiling(alignment: Alignment, node: int, stage: str, place: int) -> Any:
     return answer
 
 
-def test_a_lost_key_holder_is_replaced_and_only_the_new_one_asked() -> None:
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_lost_or_wrong_key_holder_is_named_and_replaced(is_lost: bool) -> None:
     alignment = enrolled(1)
-    first = alignment.exchange(lambda node, c: alignment.reply(node, c) if node != 1 else None)
+    spoilt = spoiling(alignment, 1, "evaluate", 0)
+    first = alignment.exchange(
+        lambda node, config: None if is_lost and node == 1 else spoilt(node, config)
+    )
     assert sorted(first) == [1, 2, 3]  # key-holders on as many machines as there are
     second = alignment.exchange()
-    lost = first[1].holders.tolist()
-    assert alignment.server.blamed == [(lost[0], "did not answer as key-holder")]
-    assert 1 not in second
-    assert len(second) == 1
-    alignment.align()
-    assert alignment.agree(SIX)
-
-
-def test_a_wrong_answer_of_a_key_holder_is_named_and_replaced() -> None:
-    alignment = enrolled(1)
-    asked = alignment.exchange(spoiling(alignment, 3, "evaluate", 0))
-    holder = asked[3].holders.tolist()[0]
-    assert alignment.server.blamed == [(holder, "its answer is not in the group")]
+    assert not is_lost or (len(second) == 1 and 1 not in second)  # only a new one is asked
+    why = "did not answer as key-holder" if is_lost else "its answer is not in the group"
+    assert alignment.server.blamed == [(first[1].holders.tolist()[0], why)]
     alignment.align()
     assert alignment.agree(SIX)
 

@@ -10,6 +10,7 @@ import torch
 from ego_helpers import SETTINGS, toy_egos
 from ego_strategy_helpers import client_app
 from flwr.app import Context, RecordDict
+from graph_helpers import Outcome
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -68,11 +69,10 @@ def run_sage(
     client: type[SageClient] = SageClient,
     settings: Any = SETTINGS,
 ) -> tuple[LocalSage, list[RoundReport]]:
-    strategy, reports = kind(settings), list[RoundReport]()
+    strategy = kind(settings)
     how = {"client": client, "settings": settings, "averages": strategy.averages}
     grid = InProcessGrid(client_app(egos or networks(), **how), num_supernodes=supernodes)
-    strategy.start(grid, num_rounds=rounds, timeout=5, on_round=reports.append)
-    return strategy, reports
+    return strategy, Outcome(strategy, grid).run(rounds).reports
 
 
 def test_local_sage_sends_no_payload_and_fed_sage_all_of_it() -> None:
