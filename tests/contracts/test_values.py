@@ -147,7 +147,7 @@ def test_parties_folders_have_their_numbers_and_the_scale_of_all(
     method = method_of(config)
     assert isinstance(method, ModuleMethod)
     folder = open_folder(out / "client-0001", deciding_settings(to_dict(config)), CLIENTS)
-    (graph,) = graphs_of(folder, method.graph)
+    (graph,) = graphs_of(folder)
     torch.testing.assert_close(graph.targets, method.graphs(config)[1].targets, equal_nan=True)
     numbers = torch.cat([g.targets[g.train_mask] for g in method.graphs(config)])
     expected = float(numbers.mean()), float(numbers.std(correction=0))
