@@ -91,8 +91,7 @@ class CohortState(Generic[T]):
     """Keeps an object and its tensors between messages, and writes and reads its checkpoints.
 
     ``start`` returns the tensors of new clients. ``build`` returns the object that works on
-    tensors, and the tensors. ``collect`` writes the object's changes into the tensors, unless the
-    object works on them in place. A checkpoint has the clients' ``numbers`` too. Without
+    tensors in place, and the tensors. A checkpoint has the clients' ``numbers`` too. Without
     ``copies``, for millions of users, a failed message loses what is not in a file.
     """
 
@@ -110,13 +109,12 @@ class CohortState(Generic[T]):
         start: Callable[[], Tensors],
         build: Callable[[Tensors], tuple[T, Tensors]],
         *,
-        collect: Callable[[T, Tensors], None] | None = None,
         copies: bool = True,
     ) -> None:
         self._context, self._name = context, name
         self._key = (context.run_id, context.node_id)
         self._numbers = torch.as_tensor(numbers, dtype=torch.int64)
-        self._start, self._build, self._collect, self._copies = start, build, collect, copies
+        self._start, self._build, self._copies = start, build, copies
         self._own, self._shared, self._sealed = own_place(context), folder, state_key(context)
         # A SuperNode that is started anew may have another id; without a folder its state is gone.
         node = f"node-{context.node_id}" if self._own is None else node_name(context)
@@ -139,8 +137,6 @@ class CohortState(Generic[T]):
         self._live.version = 0
         try:
             yield live
-            if self._collect is not None:
-                self._collect(live, tensors)
         except BaseException:
             if self._copies and self.version:  # so that the client can take part again
                 with torch.no_grad():
