@@ -20,7 +20,6 @@ from flower_graph.client.state import CohortState, Tensors, forms_of
 from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
-from flower_graph.outputs.build import form_of
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Embeddings, Predictions, SavedModels, Snapshot
 from flower_graph.rng import derive_seed
@@ -49,7 +48,7 @@ from flower_graph.strategies.ppfl.messages import (
     claim_parts,
     find_slots,
 )
-from flower_graph.strategies.ppfl.modules import Asked, GATCohort
+from flower_graph.strategies.ppfl.modules import Asked
 from flower_graph.wire.arrays import Answer, Config, Parameters, decode_array
 from flower_graph.wire.counts import added, counts_size
 from flower_graph.wire.fields import Resume
@@ -87,8 +86,11 @@ class EmbeddingModels(Protocol):
     def train(self, asked: Asked, server_round: int) -> dict[int, float]:
         """Train some clients for one round; return the loss of each."""
 
-    def embeddings(self, clients: Sequence[int]) -> dict[int, FloatArray]:
-        """Return the embeddings of all nodes of some clients, ``[n, d]`` each."""
+    def outputs(self, clients: Sequence[int]) -> Mapping[int, tuple[FloatArray, Tensor | None]]:
+        """Return embeddings ``[n, d]`` of all nodes of some clients, and any logits ``[n, k]``."""
+
+    def saved(self) -> list[SavedModels]:
+        """Return the modules to save after the run, if the models are any."""
 
 
 @dataclass(frozen=True)
@@ -180,8 +182,11 @@ class SingleModels:
             self.tensors[name].copy_(value)
         return losses
 
-    def embeddings(self, clients: Sequence[int]) -> dict[int, FloatArray]:
-        return {client: np.asarray(self._models[client].embed(), np.float32) for client in clients}
+    def outputs(self, clients: Sequence[int]) -> dict[int, tuple[FloatArray, None]]:
+        return {one: (np.asarray(self._models[one].embed(), np.float32), None) for one in clients}
+
+    def saved(self) -> list[SavedModels]:
+        return []
 
     def _states(self) -> Tensors:
         return {
@@ -263,21 +268,17 @@ class PublicNodeClient(NumPyClient):
 
     def snapshot(self) -> Snapshot:
         models, placed, predictions = self._state.look(), [], []
-        logits, saved = dict[int, Tensor](), list[SavedModels]()
-        if isinstance(models, GATCohort):
-            logits = models.logits()
-            saved = [form_of(one.module, models.make, one.graph.client) for one in models]
-        for number, embeddings in models.embeddings([*self.members]).items():
+        for number, (embeddings, logits) in models.outputs([*self.members]).items():
             member = self.members[number]
             judge, named = member.judge, member.nodes
             if isinstance(judge, GraphJudge):
                 named = judge.named
                 if np.isfinite(embeddings).all():
-                    predictions.append(judge.predict(embeddings, logits.get(number)))
+                    predictions.append(judge.predict(embeddings, logits))
             client = np.full(member.nodes.size, number)
             placed.append(Embeddings(client, named, member.nodes, member.is_public, embeddings))
         joined = Predictions.join(predictions) if predictions else None
-        return Snapshot(joined, SavedModels.join(saved), Embeddings.join(placed))
+        return Snapshot(joined, models.saved(), Embeddings.join(placed))
 
     def round(self, request: PublicRequest) -> PublicReply:
         reply, judged, counts = PublicReply(request, [], [], []), list[Mapping[str, float]](), []
@@ -290,7 +291,8 @@ class PublicNodeClient(NumPyClient):
         with self._state.opened(follows=request.follows) as models:
             given = {client: (self.members[client].rows, targets[client]) for client in targets}
             losses = models.train(given, request.server_round)
-            embedded = models.embeddings(request.clients)
+            outputs = models.outputs(request.clients)
+            embedded = {client: outputs[client][0] for client in request.clients}
             for client in request.clients:
                 member, rows = self.members[client], embedded[client]
                 if rows.shape != (shape := (member.nodes.size, member.dimension)):
@@ -476,7 +478,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             return None
         target: FloatArray = (mean @ turn.T).astype(np.float32)
         if (missing := ~mean.any(1)).any():
-            local = self._state.look().embeddings([client])[client][self.members[client].rows]
+            local = self._state.look().outputs([client])[client][0][self.members[client].rows]
             target[missing] = local[missing]
         return target
 

@@ -34,7 +34,8 @@ from flower_graph.ops.attention import AttentionGraph, attend, attention_graph
 from flower_graph.ops.dropout import kept_of, turn_of, with_dropout
 from flower_graph.ops.graph import Adjacency, propagate
 from flower_graph.ops.grouped import group_sizes, grouped_add, grouped_linear
-from flower_graph.outputs.build import HEADS, SHARE, WIDTH, built_with
+from flower_graph.outputs.build import HEADS, SHARE, WIDTH, built_with, form_of
+from flower_graph.outputs.files import SavedModels
 from flower_graph.rng import derive_seed, generator
 
 if TYPE_CHECKING:
@@ -241,21 +242,18 @@ class GATCohort(Cohort):
             total = parts.new_zeros(len(asked)).index_add_(0, graph.owner[train], losses.detach())
         return dict(zip(asked, total.tolist(), strict=True))
 
-    def embeddings(self, clients: Sequence[int]) -> dict[int, Floats]:
-        """Return the embeddings of all nodes of some clients, ``[n, d]`` each."""
+    def outputs(self, clients: Sequence[int]) -> dict[int, tuple[Floats, Tensor]]:
+        """Return embeddings ``[n, d]`` and logits ``[n, k]`` of all nodes of some clients."""
         with torch.no_grad(), self.learners(clients) as (group,):
             module, batch = _ready(group)
-            hidden = (
-                module.hidden_of(group.graph.x, batch, NONE).cpu().split(group_sizes(batch.ptr))
-            )
-        return {client: one.numpy() for client, one in zip(clients, hidden, strict=True)}
+            hidden = module.hidden_of(group.graph.x, batch, NONE)
+            logits = module.output(hidden, batch, NONE)
+        parts = (one.cpu().split(group_sizes(batch.ptr)) for one in (hidden, logits))
+        return {c: (z.numpy(), own) for c, z, own in zip(clients, *parts, strict=True)}
 
-    def logits(self) -> dict[int, Tensor]:
-        """Return the logits of all nodes of each client, ``[n, k]``."""
-        with torch.no_grad(), self.learners(self.clients) as (group,):
-            module, batch = _ready(group)
-            logits = module.output(module.hidden_of(group.graph.x, batch, NONE), batch, NONE)
-        return dict(zip(self.clients, logits.split(group_sizes(batch.ptr)), strict=True))
+    def saved(self) -> list[SavedModels]:
+        forms = [form_of(one.module, self.make, one.graph.client) for one in self]
+        return SavedModels.join(forms)
 
     @torch.no_grad()
     def _draw(self) -> None:
@@ -307,7 +305,7 @@ class PublicGAT(GATCohort):
         return loss
 
     def embed(self) -> Floats:
-        return self.embeddings(self.clients)[self.clients[0]]
+        return self.outputs(self.clients)[self.clients[0]][0]
 
     def state_dict(self) -> Tensors:
         return self.tensors

@@ -130,7 +130,7 @@ COPIES = {
     "common_layer": {"flower_graph/rng.py:chances"},  # what users drop is drawn on the host
 }
 REPLIES = {
-    "attention": {"strategies/ppfl/modules.py:embeddings"},
+    "attention": {"strategies/ppfl/modules.py:outputs"},
 }
 
 

@@ -90,9 +90,9 @@ def test_clients_that_train_as_a_group_are_as_alone():
             (client,) = model.clients
             wanted = model.learn(*asked[client], number)
             assert losses[client] == pytest.approx(wanted, abs=1e-5)
-    found = group.embeddings(group.clients)
+    found = group.outputs(group.clients)
     for model in alone:  # client 2 has not trained
-        np.testing.assert_allclose(found[model.clients[0]], model.embed(), atol=1e-5)
+        np.testing.assert_allclose(found[model.clients[0]][0], model.embed(), atol=1e-5)
 
 
 def test_features_that_a_client_never_sees_change_nothing():
