@@ -7,13 +7,11 @@ demo, the tests and the benchmark start it.
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import signal
 import ssl
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +31,8 @@ from flower_graph.apps.cli.launch import (
     ended_by,
     free_ports,
     marked_processes,
+    quiet_environment,
 )
-from flower_graph.storage.files import STATE_VARIABLE
 
 SCRIPTS = Path(__file__).resolve().parent
 ROOT = SCRIPTS.parent
@@ -256,19 +254,8 @@ class Loopback:
         return home
 
     def _variables(self, name: str, home: str | None = None) -> dict[str, str]:
-        """Return a party's environment, which keeps Flower to itself and off the network."""
-        binaries = str(Path(sys.executable).parent)
-        return os.environ | {
-            "PATH": os.pathsep.join([binaries, os.environ.get("PATH", os.defpath)]),
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONWARNINGS": "ignore::DeprecationWarning",
-            "OMP_WAIT_POLICY": "passive",
+        return quiet_environment(self._home(home or name), self.folder / "state") | {
             "OMP_NUM_THREADS": "1",  # several parties share this machine's cores
-            "FLWR_HOME": str(self._home(home or name)),
-            STATE_VARIABLE: str(self.folder / "state"),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",
             MARK: self.mark,
             PARTY: self._party(name),

@@ -8,7 +8,6 @@ nothing of the others, so a path that only the driver's machine knows leads nowh
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import subprocess
@@ -23,8 +22,12 @@ from pathlib import Path
 
 import psutil
 
-from flower_graph.apps.cli.launch import end_processes, free_ports, marked_processes
-from flower_graph.storage.files import STATE_VARIABLE
+from flower_graph.apps.cli.launch import (
+    end_processes,
+    free_ports,
+    marked_processes,
+    quiet_environment,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "FLOWER_GRAPH_TEST_RAYLET"
@@ -74,19 +77,15 @@ class Raylet:
             )
 
     def environment(self) -> dict[str, str]:
-        own = {
+        return quiet_environment(self.folder / "home", self.folder / "state") | {
             "HOME": str(self.folder / "home"),
             "XDG_CACHE_HOME": str(self.folder / "home" / ".cache"),
             "TMPDIR": str(self.folder / "tmp"),
             "FLOWER_GRAPH_DATA": str(self.folder / "data"),
-            STATE_VARIABLE: str(self.folder / "state"),
-            "PYTHONPATH": str(ROOT),
-            "RAY_USAGE_STATS_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
             "RAY_health_check_period_ms": "500",  # a machine that goes is noticed in seconds
             MARK: self.mark,
         }
-        return {**{k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}, **own}
 
     def wait(self) -> None:
         end = time.monotonic() + START

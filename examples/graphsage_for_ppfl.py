@@ -42,7 +42,7 @@ class SAGEModel(torch.nn.Module):
     def learn(self, rows, targets, server_round):
         """Train for a round, pulled towards the targets if there are any."""
         optimiser = torch.optim.Adam(self.parameters(), lr=0.01, weight_decay=5e-4)
-        known, y = self.graph.train_mask, self.graph.train_y
+        known, y = self.graph.train_mask, self.graph.labels
         self.train()
         with seeded(CPU, self.seed, "sage", self.graph.client, server_round):
             for _ in range(10):

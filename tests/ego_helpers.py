@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from flower_graph.data.graph import EgoNetwork
+from flower_graph.data.graph import ClientGraph
 from flower_graph.strategies.fedscem.cohort import Shared, first_model
 from flower_graph.strategies.fedscem.config import EgoSettings
 
@@ -28,7 +28,7 @@ SETTINGS = EgoSettings(
 ODD = {"one node": 3, "no edges": 5, "no training": 7, "nothing shared": 9, "no features": 11}
 
 
-def toy_egos() -> list[EgoNetwork]:
+def toy_egos() -> list[ClientGraph]:
     """Make the clients; their numbers are 100, 101, ..."""
     draw = torch.Generator().manual_seed(0)
     x = torch.rand(NODES, FEATURES, generator=draw)
@@ -38,7 +38,7 @@ def toy_egos() -> list[EgoNetwork]:
     return [_ego(place, x, y, upper | upper.T, draw) for place in range(12)]
 
 
-def _ego(place: int, x: Tensor, y: Tensor, edges: Tensor, draw: torch.Generator) -> EgoNetwork:
+def _ego(place: int, x: Tensor, y: Tensor, edges: Tensor, draw: torch.Generator) -> ClientGraph:
     count = 1 if place == ODD["one node"] else 4 + place
     nodes = torch.randperm(30, generator=draw)[:count].sort().values
     if place == ODD["nothing shared"]:
@@ -53,10 +53,10 @@ def _ego(place: int, x: Tensor, y: Tensor, edges: Tensor, draw: torch.Generator)
     if place == ODD["no training"]:
         role[role == 0], y = 1, torch.where(torch.arange(nodes.numel()) < 2, -1, y)
     masks = [(role == k) & (y >= 0) for k in range(3)]
-    return EgoNetwork(100 + place, nodes, x[nodes], y, own.nonzero().T, None, *masks)
+    return ClientGraph(100 + place, nodes, x[nodes], y, own.nonzero().T, None, *masks)
 
 
-def toy_shared(egos: Sequence[EgoNetwork]) -> Shared:
+def toy_shared(egos: Sequence[ClientGraph]) -> Shared:
     """Give these clients means of the nodes that several of all twelve hold; the same each time."""
     counts = torch.bincount(torch.cat([ego.nodes for ego in toy_egos()]), minlength=NODES)
     means = torch.rand(NODES, HIDDEN, generator=torch.Generator().manual_seed(1))

@@ -1,8 +1,8 @@
-"""Small graphs of clients, given by what a batch needs and no more; memory that a step takes."""
+"""Small graphs, runs of strategies over their clients, and the memory that a step takes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
 from flwr.app import Context
@@ -10,20 +10,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flower_graph.client.adaptor import make_client_app
-
-
-@dataclass(frozen=True)
-class Toy:
-    """One client; as a batch wants it."""
-
-    client: int
-    x: Tensor
-    y: Tensor
-    edge_index: Tensor
-    train_mask: Tensor
-    val_mask: Tensor
-    test_mask: Tensor
-    edge_weight: Tensor | None = None
+from flower_graph.data.graph import ClientGraph
+from flower_graph.records.rounds import RoundReport
+from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.keys import ROLES
 
 
 def toy(
@@ -32,16 +22,18 @@ def toy(
     y: Sequence[int],
     edges: Sequence[tuple[int, int]] = (),
     roles: str = "",
-) -> Toy:
+) -> ClientGraph:
     """Make a client by hand; ``roles`` has a letter a node, ``t``, ``v``, ``e`` (test) or ``-``."""
     roles = roles or "t" * len(y)
     both = sorted(pair for edge in edges for pair in (edge, edge[::-1]))
     index = torch.tensor(both, dtype=torch.long).reshape(-1, 2).T
     masks = [torch.tensor([role == letter for role in roles]) for letter in "tve"]
-    return Toy(client, torch.tensor(x), torch.tensor(y), index, *masks)
+    return ClientGraph(
+        client, torch.arange(len(y)), torch.tensor(x), torch.tensor(y), index, None, *masks
+    )
 
 
-def random_toy(client: int, nodes: int, features: int, seed: int) -> Toy:
+def random_toy(client: int, nodes: int, features: int, seed: int) -> ClientGraph:
     """Draw a client: about a third of its features, and of its edges, are there."""
     draw = torch.Generator().manual_seed(seed)
     x = torch.rand(nodes, features, generator=draw)
@@ -50,7 +42,9 @@ def random_toy(client: int, nodes: int, features: int, seed: int) -> Toy:
     y = torch.randint(3, (nodes,), generator=draw)
     everyone = torch.ones(nodes, dtype=torch.bool)
     edges = (upper | upper.T).nonzero().T
-    return Toy(client, x, y, edges, everyone, ~everyone, ~everyone)
+    return ClientGraph(
+        client, torch.arange(nodes), x, y, edges, None, everyone, ~everyone, ~everyone
+    )
 
 
 def dealt(make: Any, graphs: Sequence[Any], deal: Any = None, **mods: Any) -> Any:
@@ -65,6 +59,39 @@ def dealt(make: Any, graphs: Sequence[Any], deal: Any = None, **mods: Any) -> An
         return make(context, [graphs[place] for place in places])
 
     return make_client_app(client_fn, **mods)
+
+
+@dataclass
+class Outcome:
+    """A run of a strategy over a grid, and what it leaves."""
+
+    strategy: Any
+    grid: InProcessGrid
+    reports: list[RoundReport] = field(default_factory=list)
+
+    def run(self, rounds: int = 3, *, timeout: float = 5.0, **how: Any) -> Self:
+        how = {"on_round": self.reports.append, **how}
+        self.strategy.start(self.grid, num_rounds=rounds, timeout=timeout, **how)
+        return self
+
+    @property
+    def figures(self) -> Tensor:
+        """Everything that the reports say of the models, ``[rounds, 6]``."""
+        names = ["loss", "cross_entropy", "regulariser", *(f"{role}_accuracy" for role in ROLES)]
+        rows = [[getattr(report, name) for name in names] for report in self.reports]
+        return torch.tensor(rows, dtype=torch.float64)
+
+    @property
+    def losses(self) -> list[float]:
+        return [report.loss for report in self.reports]
+
+    @property
+    def answered(self) -> list[int]:
+        return [report.answered for report in self.reports]
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        return self.strategy.weights()  # type: ignore[no-any-return]
 
 
 class Largest(TorchDispatchMode):

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
+from graph_helpers import Outcome
 from torch import Tensor, nn
 
 from flower_graph.client.adaptor import make_client_app
@@ -18,7 +19,6 @@ from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.data.folders.party import assigned
 from flower_graph.errors import NoClientsError, RefusedError
 from flower_graph.flower_compat import ClientAppCallable, Mod
-from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.ppfl.cohort_client import (
     EmbeddingClient,
@@ -88,13 +88,6 @@ def still_member(
     return EmbeddingClient(number, nodes, rows, width, partial(still, values))
 
 
-class Outcome(NamedTuple):
-    reports: list[RoundReport]
-    weights: dict[str, Any]
-    strategy: Any
-    grid: InProcessGrid
-
-
 def make_grid(
     members: Sequence[EmbeddingClient],
     supernodes: int,
@@ -134,13 +127,13 @@ def start(
     grid: InProcessGrid, strategy: ProcrustesAlignment, *, rounds: int = 4, skipped: bool = False
 ) -> Outcome:
     """Run a strategy over a grid; ``skipped``: all of its rounds are to be skipped."""
-    reports = list[RoundReport]()
+    outcome = Outcome(strategy, grid)
     try:
         with pytest.raises(NoClientsError) if skipped else nullcontext():
-            strategy.start(grid, num_rounds=rounds, timeout=5.0, on_round=reports.append)
+            outcome.run(rounds)
     finally:
         forget_run(grid.run.run_id)
-    return Outcome(reports, strategy.weights(), strategy, grid)
+    return outcome
 
 
 def make_distrusting(

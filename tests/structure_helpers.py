@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
+import graph_helpers
 import torch
 from flwr.app import Context
 from graph_helpers import dealt
@@ -15,7 +16,6 @@ from flower_graph.client import state
 from flower_graph.config.module import GCNSection
 from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import Cohort
-from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.config import (
     AVERAGING,
@@ -157,13 +157,8 @@ def client_app(
     )
 
 
-@dataclass
-class Outcome:
+class Outcome(graph_helpers.Outcome):
     """What a run left."""
-
-    strategy: StructureFedAvg
-    grid: InProcessGrid
-    reports: list[RoundReport] = field(default_factory=list)
 
     @property
     def figures(self) -> Tensor:
@@ -175,7 +170,7 @@ class Outcome:
     @property
     def arrays(self) -> dict[str, Tensor]:
         """What the server has."""
-        return {k: torch.from_numpy(v.copy()) for k, v in self.strategy.weights().items()}
+        return {k: torch.from_numpy(v.copy()) for k, v in super().weights.items()}
 
     @property
     def cohorts(self) -> list[Cohort]:
@@ -208,9 +203,7 @@ def run(
 ) -> Outcome:
     """Run a method in process."""
     grid = InProcessGrid(app or client_app(settings, **dealt_out), num_supernodes=supernodes)
-    outcome = Outcome(StructureFedAvg(settings), grid)
-    outcome.strategy.start(grid, num_rounds=rounds, timeout=0.05, on_round=outcome.reports.append)
-    return outcome
+    return Outcome(StructureFedAvg(settings), grid).run(rounds, timeout=0.05)
 
 
 def close(one: Tensor, other: Tensor, atol: float = 1e-5) -> None:

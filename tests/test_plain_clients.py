@@ -10,6 +10,7 @@ import plain_clients
 import pytest
 import torch
 from ego_helpers import SETTINGS as EGO_SETTINGS
+from graph_helpers import Outcome
 from public_helpers import run as run_members
 from public_helpers import still_member
 from structure_helpers import settings_of
@@ -30,8 +31,7 @@ from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
 
 def run(strategy: Any, app: Any, clients: int, rounds: int) -> list[RoundReport]:
     """Run it; nobody may be left out."""
-    grid, reports = InProcessGrid(app, num_supernodes=clients), list[RoundReport]()
-    strategy.start(grid, num_rounds=rounds, timeout=5, on_round=reports.append)
+    reports = Outcome(strategy, InProcessGrid(app, num_supernodes=clients)).run(rounds).reports
     assert len(reports) == rounds
     assert not any(report.rejected or report.skipped for report in reports), reports
     assert all(report.asked == report.answered > 0 for report in reports)

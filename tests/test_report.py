@@ -243,7 +243,7 @@ def test_a_run_that_was_killed_stands_in_nobodys_way(tmp_path: Path) -> None:
     child.kill()
     child.wait()
     assert (tmp_path / LOCK_FILE).exists()
-    FolderLock(tmp_path).release()
+    FolderLock(tmp_path).close()
     assert not list(tmp_path.iterdir())
 
 

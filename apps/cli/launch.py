@@ -303,30 +303,34 @@ def engine_command(app: Path, supernodes: int, environment: Mapping[str, str]) -
 def engine_environment(home: Path, ray_address: str | None = None) -> dict[str, str]:
     """Return an environment private to this run, whose Ray joins only a given cluster."""
     http, control = free_ports(2)
+    return quiet_environment(home, _state_folder(home)) | {
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
+        "FLWR_LOCAL_CONTROL_API_PORT": str(control),
+        **({"RAY_TMPDIR": str(home)} if ray_address is None else {"RAY_ADDRESS": ray_address}),
+        # Client processes see the same accelerators as the server; Ray would hide them.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+
+
+def quiet_environment(home: Path, state: Path) -> dict[str, str]:
+    """Return an environment in which Flower and Ray join nothing and call no server of theirs."""
     environment = dict(os.environ)
     environment.pop("RAY_ADDRESS", None)  # join no cluster that runs already but the one asked for
-    own_ray = {"RAY_TMPDIR": str(home)} if ray_address is None else {"RAY_ADDRESS": ray_address}
     environment.setdefault("PYTHONWARNINGS", "ignore::DeprecationWarning")  # of the libraries
     environment.setdefault("OMP_WAIT_POLICY", "passive")  # actors share the cores
     if Path(ROOT).name not in ("site-packages", "dist-packages"):
         paths = [ROOT, environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    environment.update(
-        PATH=f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}",
-        FLWR_HOME=str(home),
-        **{STATE_VARIABLE: str(_state_folder(home))},
-        FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=str(http),
-        FLWR_LOCAL_CONTROL_API_PORT=str(control),
-        FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
-        FLWR_TELEMETRY_ENABLED="0",
-        FLWR_DISABLE_UPDATE_CHECK="1",
-        **own_ray,
-        RAY_USAGE_STATS_ENABLED="0",
-        # Client processes see the same accelerators as the server; Ray would hide them.
-        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
-        PYTHONUNBUFFERED="1",
-    )
-    return environment
+    return environment | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}",
+        "PYTHONUNBUFFERED": "1",
+        "FLWR_HOME": str(home),
+        STATE_VARIABLE: str(state),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
 
 
 def _state_folder(home: Path) -> Path:

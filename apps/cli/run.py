@@ -375,13 +375,10 @@ def clear_runs(folder: Path) -> None:
     """Delete the runs in a folder, but not the folder; raises as ``runs_to_clear`` does."""
     for run in runs_to_clear(folder):
         with saying(run):
-            lock = FolderLock(run)
-            try:
+            with closing(FolderLock(run)):
                 for path in run.iterdir():
                     is_folder = path.is_dir() and not path.is_symlink()
                     remove_folder(path) if is_folder else remove(path)
-            finally:
-                lock.release()
             if run != folder:
                 remove_empty(run)
     remove(folder / SUMMARY)

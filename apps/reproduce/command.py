@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import stdev
@@ -74,8 +74,7 @@ def reproduce(paper: Paper, out: Path) -> None:
     """Run the selected lines of a paper, and write tables and pictures."""
     paper, left_out = available(paper)
     make_folder(out)
-    lock = FolderLock(out)  # two that write one file would lose each other's runs
-    try:
+    with closing(FolderLock(out)):  # two that write one file would lose each other's runs
         store = Store(out)
         runs = [*dict.fromkeys(run for stage in store.stages(paper.asked) for run in stage)]
         missing = store.left(runs)
@@ -93,8 +92,6 @@ def reproduce(paper: Paper, out: Path) -> None:
                 finally:
                     write_page(store, paper, left_out)
         write_page(store, paper, left_out, measured_rows(paper.lines))
-    finally:
-        lock.release()
     print(f"tables and pictures in {out}")
 
 

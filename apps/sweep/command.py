@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -207,8 +208,7 @@ def sweep_command(args: argparse.Namespace) -> int:
         raise ConfigError(f"--optuna {args.optuna}: name a number of trials, and what varies")
     out = named(args.out or Path("runs") / f"sweep-{stem_of(args.config)}")
     sweep = Trial(args.config, tuple(fixed), out, tuple(seeds), tuple(args.app or ()))
-    with new_folder(out, may_exist=True):
-        lock = FolderLock(out)
+    with new_folder(out, may_exist=True), closing(FolderLock(out)):
         try:
             if args.optuna is None:
                 trials = [sweep.vary(one) for one in product(*varied.values())]
@@ -221,8 +221,6 @@ def sweep_command(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             say("interrupted; the same command goes on", to=sys.stderr)
             return 130
-        finally:
-            lock.release()
 
 
 def read_settings(

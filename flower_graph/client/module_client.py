@@ -94,7 +94,7 @@ class ModuleClient(NumPyClient):
     ----------
     context : Context
         The ClientApp's context, which keeps modules and optimisers.
-    graphs : sequence of ClientGraph or EgoNetwork
+    graphs : sequence of ClientGraph
         The clients' data.
     shared : SharedModule
         What they train.
@@ -135,7 +135,7 @@ class ModuleClient(NumPyClient):
         self.device, self.outputs = resolve_device(device), outputs or ClientOutputs(context)
         self.received: dict[str, Tensor] = {}
         places = "module-client", self._clients, checkpoint_dir
-        self._state = CohortState[Cohort](context, *places, self._start, self._build)
+        self._state = CohortState[Cohort](context, *places, self._made)
 
     # What a method may override
 
@@ -421,10 +421,10 @@ class ModuleClient(NumPyClient):
         keeps = self.how.optimiser == KEEP
         return first_tensors(module, features, self.first_layers, keeps_moments=keeps)
 
-    def _build(self, tensors: Tensors) -> tuple[Cohort, Tensors]:
+    def _made(self, tensors: Tensors | None) -> tuple[Cohort, Tensors]:
         # Adam counts steps on the CPU.
-        to = self.device
-        placed = {n: t if n.endswith("/step") else t.to(to) for n, t in tensors.items()}
+        to, held = self.device, self._start() if tensors is None else tensors
+        placed = {n: t if n.endswith("/step") else t.to(to) for n, t in held.items()}
         module = self.shared.first().to(to)
         if self.first_layers:
             graphs = [placed_on(graph, to, is_dense=False) for graph in self.graphs]

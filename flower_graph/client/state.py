@@ -49,7 +49,7 @@ from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 
 if TYPE_CHECKING:
-    from flower_graph.data.graph import ClientGraph, EgoNetwork
+    from flower_graph.data.graph import ClientGraph
 
 LOG = logging.getLogger(__name__)
 SMALL_BYTES = 1 << 20
@@ -60,7 +60,9 @@ NUMBERS, BESIDE = "clients", "beside/"
 KEPT_AT_CLIENT = 3  # the server may fall back to the one before the last two are complete
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
-G = TypeVar("G", bound="ClientGraph | EgoNetwork")
+# Makes the clients' object that works on tensors, by default those of new clients; and its tensors
+Make = Callable[[Tensors | None], tuple[T, Tensors]]
+G = TypeVar("G", bound="ClientGraph")
 # Makes the clients' tensors from a checkpoint of other clients: its tensors, its clients' numbers
 # and its other tensors; None if they do not suffice
 Adopt = Callable[[Tensors, Tensor, Tensors], Tensors | None]
@@ -73,7 +75,6 @@ class Live:
     version: int = 0  # of the object; 0 while a message changes it
     held: Any = None  # the object, its tensors, and the last message's copies of them
     token: str = ""  # of the context whose tensors it has
-    fixed: Any = None  # stays the same during a run
 
 
 _LIVE: dict[tuple[int, int], Live] = {}  # by (run, node)
@@ -90,9 +91,9 @@ def forget_run(run_id: int) -> None:
 class CohortState(Generic[T]):
     """Keeps an object and its tensors between messages, and writes and reads its checkpoints.
 
-    ``start`` returns the tensors of new clients. ``build`` returns the object that works on
-    tensors in place, and the tensors. A checkpoint has the clients' ``numbers`` too. Without
-    ``copies``, for millions of users, a failed message loses what is not in a file.
+    ``make`` returns the object that works on tensors in place, and the tensors. A checkpoint has
+    the clients' ``numbers`` too. Without ``copies``, for millions of users, a failed message loses
+    what is not in a file.
     """
 
     # With ``state-dir`` or ``data-folder`` in the node's config, checkpoints are in a folder of the
@@ -106,15 +107,14 @@ class CohortState(Generic[T]):
         name: str,
         numbers: Sequence[int] | Tensor,
         folder: Path | None,
-        start: Callable[[], Tensors],
-        build: Callable[[Tensors], tuple[T, Tensors]],
+        make: Make[T],
         *,
         copies: bool = True,
     ) -> None:
         self._context, self._name = context, name
         self._key = (context.run_id, context.node_id)
         self._numbers = torch.as_tensor(numbers, dtype=torch.int64)
-        self._start, self._build, self._copies = start, build, copies
+        self._make, self._copies = make, copies
         self._own, self._shared, self._sealed = own_place(context), folder, state_key(context)
         # A SuperNode that is started anew may have another id; without a folder its state is gone.
         node = f"node-{context.node_id}" if self._own is None else node_name(context)
@@ -143,20 +143,13 @@ class CohortState(Generic[T]):
                     for name, tensor in before.items():
                         tensors[name].copy_(tensor)
                     # The object may hold more state than tensors
-                    self._live.held = (*self._build(tensors), before)
+                    self._live.held = (*self._make(tensors), before)
                 self._live.version = self._found
             raise
         self._commit(live, tensors, before)
 
     def look(self) -> T:
         return self._open()[0]
-
-    # Any: what ``make`` makes
-    def once(self, make: Callable[[], Any]) -> Any:
-        """Return an object that stays the same during a run; make it once a process."""
-        if self._live.fixed is None:
-            self._live.fixed = make()
-        return self._live.fixed
 
     def processed(self) -> int:
         try:
@@ -247,12 +240,12 @@ class CohortState(Generic[T]):
                 raise refused("other clients; resume with the same, on as many SuperNodes")
             kept = adopted
         if self._copies:
-            found, expected = forms_of(kept), forms_of(self._start())
+            found, expected = forms_of(kept), forms_of(self._make(None)[1])
             for name in expected | found:
                 if found.get(name) != expected.get(name):
                     forms = f"{name} is {found.get(name)}, expected {expected.get(name)}"
                     raise refused(forms, "made with other data or settings")
-        self._commit(*self._build(kept), {})
+        self._commit(*self._make(kept), {})
         self._note(resume)
         return beside
 
@@ -274,7 +267,7 @@ class CohortState(Generic[T]):
     def _open(self) -> tuple[T, Tensors, Tensors]:
         """Return the object, its tensors, and the copies that the last message made of them."""
         if not self.version:
-            return (*self._build(self._start()), {})
+            return (*self._make(None), {})
         record, who = self._context.state.config_records[self._name], f"client {self._key[1]}"
         kind, token, live = str(record["kind"]), str(record["token"]), self._live
         # If Flower restored an old context, a version may exist twice, but not a token.
@@ -296,7 +289,7 @@ class CohortState(Generic[T]):
             if self._found < self.version:
                 versions = f"has version {self._found}, expected version {self.version}"
                 raise StateLostError(f"{who}: {self._file} {versions}")
-        held = (*self._build(tensors), dict[str, Tensor]())
+        held = (*self._make(tensors), dict[str, Tensor]())
         live.version, live.held, live.token = self._found, held, token
         return held
 

@@ -223,6 +223,11 @@ class StrategySection:
     def distrusts(self) -> bool:
         return False
 
+    @property
+    def fewest_nodes(self) -> int:
+        """SuperNodes to wait for before the first round."""
+        return self.min_nodes
+
 
 @dataclass
 class RunConfig:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.graph import (
     ClientGraph,
     Graph,
@@ -77,17 +78,15 @@ class Pool(NamedTuple):
     @classmethod
     def of(cls, graphs: Sequence[Graph | ClientGraph]) -> Pool:
         sizes = [graph.y.numel() for graph in graphs]
-        edges = [None if getattr(one, "is_graphless", False) else one.edge_index for one in graphs]
         y = torch.cat([graph.y for graph in graphs])
-        have_names = all(hasattr(graph, "identities") for graph in graphs)
         return cls(
             [graph.x for graph in graphs],
             torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)),
             y,
-            torch.cat([getattr(graph, "train_y", graph.y) for graph in graphs]),
+            torch.cat([graph.labels for graph in graphs]),
             {role: mask & (y >= 0) for role, mask in joined_masks(graphs).items()},
-            node_numbers(graphs) if have_names else None,
-            joined_edges(graphs, edges),
+            node_numbers(graphs) if isinstance(graphs, Clients) and graphs.is_identified else None,
+            joined_edges(graphs),
         )
 
     def guess(self, role: str, *, is_own: bool) -> Tensor | None:

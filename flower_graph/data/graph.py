@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import torch
@@ -32,9 +32,17 @@ class Masks(NamedTuple):
 class Masked:
     """A graph whose fields ``PARTS`` say which of its nodes train, validate and test."""
 
+    y: Tensor
+    train_y: Tensor | None = None
+
     @property
     def masks(self) -> dict[str, Any]:
         return {part: getattr(self, part) for part in PARTS}
+
+    @property
+    def labels(self) -> Tensor:
+        """The classes that it trains with, while it is judged by ``y``."""
+        return self.y if self.train_y is None else self.train_y
 
     def with_masks(self, masks: Iterable[Tensor]) -> Self:
         return replace(self, **dict(zip(PARTS, masks, strict=True)))  # type: ignore[type-var]
@@ -126,34 +134,26 @@ class ClientGraph(Masked):
     called: tuple[str, ...] | None = None  #: the user's names of the nodes; None: they have none
     targets: Tensor | None = None  #: numbers to learn, float32 ``[n]``, NaN for none; None: classes
     edge_weight: Tensor | None = None  #: float32 ``[e]``, as ``edge_index``; None: all equal
+    #: Words that identify its nodes across clients (FedSCem); None: ``nodes`` do, if anything.
+    names: tuple[str, ...] | None = None
+    public: Tensor | None = None  #: nodes whose embeddings it sends (PPFL-GNN), boolean ``[n]``
+    #: Classes that it trains with, int64 ``[n]``, some wrong under label noise; None: ``y``.
+    train_y: Tensor | None = None
 
     @property
     def is_graphless(self) -> bool:
         return self.edge_index is None
 
-
-@dataclass(frozen=True)
-class EgoNetwork(ClientGraph):
-    """A client of FedSCem; ``names`` identify its nodes across clients, or else ``nodes`` do."""
-
-    edge_index: Tensor
-    names: tuple[str, ...] | None = None
+    @property
+    def edges(self) -> Tensor:
+        """Its edges ``[2, e]``, none of a graphless client."""
+        none = torch.empty(2, 0, dtype=torch.int64)
+        return none if self.edge_index is None else self.edge_index
 
     @property
     def identities(self) -> Sequence[int | str]:
         """Identities, which two clients' common nodes share, in the order of the nodes."""
         return self.nodes.tolist() if self.names is None else self.names
-
-
-@dataclass(frozen=True)
-class OverlappingGraph(ClientGraph):
-    """A client of PPFL-GNN; clients that hold the same node give it the same number and role."""
-
-    edge_index: Tensor
-    public: Tensor = field(kw_only=True)  #: nodes whose embeddings it sends, boolean ``[n]``
-    #: Classes that it trains with, int64 ``[n]``; some are wrong under label noise, while
-    #: embeddings are judged by ``y``.
-    train_y: Tensor = field(kw_only=True)
 
 
 def called(graphs: Sequence[ClientGraph]) -> Tensor | list[str]:
@@ -173,16 +173,19 @@ def joined_masks(graphs: Sequence[Any]) -> dict[str, Tensor]:
     return {role: torch.cat([getattr(graph, part) for graph in graphs]) for role, part in names}
 
 
-def node_numbers(egos: Sequence[Any]) -> Tensor:
-    """Return a number for each node of clients that have identities, one for each identity."""
+def node_numbers(graphs: Sequence[ClientGraph]) -> Tensor:
+    """Return a number for each node of clients, one for each identity."""
     numbers: dict[int | str, int] = {}
-    every = (name for ego in egos for name in ego.identities)
+    every = (name for graph in graphs for name in graph.identities)
     return torch.tensor([numbers.setdefault(name, len(numbers)) for name in every])
 
 
-def joined_edges(graphs: Sequence[Any], edges: Sequence[Tensor | None]) -> Tensor:
-    """Return all graphs' edges ``[2, e]``, with their nodes numbered one after another."""
+def joined_edges(
+    graphs: Sequence[Graph | ClientGraph], edges: Sequence[Tensor | None] | None = None
+) -> Tensor:
+    """Return all graphs' edges, or others, with their nodes numbered one after another."""
     start, result = 0, [torch.empty(2, 0, dtype=torch.int64)]
+    edges = [graph.edge_index for graph in graphs] if edges is None else edges
     for graph, own in zip(graphs, edges, strict=True):
         result += [] if own is None else [own + start]
         start += graph.y.numel()

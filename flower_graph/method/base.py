@@ -20,7 +20,7 @@ from flwr.app import Context
 from torch import Tensor
 
 from flower_graph.client.learner import takes_weights
-from flower_graph.config.common import VALUES, CutRunConfig, RunConfig
+from flower_graph.config.common import VALUES, RunConfig
 from flower_graph.data.baselines import Figures, client_baselines, graph_baselines, own_baselines
 from flower_graph.data.description import NewGraph
 from flower_graph.data.features import ReadOptions
@@ -40,7 +40,7 @@ from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.errors import DataError
 from flower_graph.flower_compat import Mod, NumPyClient
 from flower_graph.outputs.build import build_module
-from flower_graph.privacy.local import privacy_mods
+from flower_graph.privacy.local import privacy_mods, require_one_client
 
 if TYPE_CHECKING:
     from flower_graph.audit.attacks import Audit
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from flower_graph.server.round_loop import RoundLoop
 
 C = TypeVar("C", bound=RunConfig)  # a method's schema
-G = TypeVar("G", bound=ClientGraph)  # a client's graph, where clients have some
-P = TypeVar("P", bound=CutRunConfig)  # a schema with the common section `partition`
 S = TypeVar("S", bound="RoundLoop")  # its server's half
 
 
@@ -137,7 +135,7 @@ class Method(Generic[C, S]):
         """Return the entries of ``result.json`` that are not in the rounds."""
         return {}
 
-    def data(self, config: C) -> Graph | Clients[Any]:
+    def data(self, config: C) -> Graph | Clients:
         """Load the data of all clients, once a process: one graph, or a graph each."""
         return cached_data(config)
 
@@ -169,35 +167,45 @@ class Method(Generic[C, S]):
         return None
 
 
-class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
-    """A method each of whose clients holds a graph of its own."""
+class GraphMethod(Method[C, S]):
+    """A method each of whose clients holds a ``ClientGraph``."""
 
-    graph: type[G]
-    """The dataclass of a client's graph."""
     client, clients = "graph", "graphs"
 
-    def load_graphs(self, config: C) -> list[G]:
-        """Make the clients' graphs from the config's data, or read them.
+    def graphless_ratio(self, config: C) -> float:
+        """Return the share of clients without edges, for the default ``load_graphs``."""
+        return 0.0
 
-        A method with data of its own returns ``Clients``, or a list from whose labels classes are
-        counted.
+    def load_graphs(self, config: C) -> list[ClientGraph]:
+        """Cut the clients' graphs out of the config's data, or read them.
+
+        By default by the section ``partition`` of a ``CutRunConfig``; a folder as ``data.name`` has
+        a file for each client. A method with data of its own returns ``Clients``, or a list from
+        whose labels classes are counted.
         """
-        raise NotImplementedError
+        settings: Any = config  # with a section that not every schema has
+        folder, how = clients_path(config.data), settings.partition
+        ratio = self.graphless_ratio(config)
+        if folder is not None:
+            return load_folder(folder, how, config.seed, ReadOptions.of(config), ratio)
+        graph = cached_data(config)
+        return Clients.cut(partition_graph(graph, how, ratio, config.seed), graph)
 
-    def graphs(self, config: C) -> list[G]:
+    def graphs(self, config: C) -> list[ClientGraph]:
         """Load the graphs of all clients, once a process, ordered by the clients' numbers."""
         return cached_clients(self.load_graphs, config)
 
-    def data(self, config: C) -> Clients[G]:
+    def data(self, config: C) -> Clients:
         """Load the clients' graphs without the checks of a method that overrides ``graphs``."""
         return Clients.of(cached_clients(self.load_graphs, config))
 
-    def hosted(self, config: C, context: Context) -> tuple[list[G], RunFolder | None]:
+    def hosted(self, config: C, context: Context) -> tuple[list[ClientGraph], RunFolder | None]:
         folder = client_folder(config, context)
-        if folder is not None:
-            return graphs_of(folder, self.graph), folder
-        everyone = self.graphs(config)
-        return everyone[share(context, len(everyone))], None
+        graphs = self.graphs(config) if folder is None else graphs_of(folder)
+        here = graphs[share(context, len(graphs))] if folder is None else graphs
+        if config.needs_own_nodes:
+            require_one_client(config.privacy, [graph.client for graph in here])
+        return here, folder
 
     def num_clients(self, config: C, folder: RunFolder | None = None) -> int:
         return len(self.graphs(config)) if folder is None else folder.num_clients
@@ -212,7 +220,7 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
 
     def baselines(self, config: C, folder: RunFolder | None = None) -> Figures:
         if folder is not None:
-            return own_baselines(graphs_of(folder, self.graph))
+            return own_baselines(graphs_of(folder))
         return client_baselines(self.data(config))
 
     def partition(self, config: C, *, true_edges: bool = False) -> Partition:
@@ -221,36 +229,6 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         graphs = self.data(config)
         figures, guesses = client_statistics(graphs, graphs.whole), self.baselines(config)
         return Partition(figures, graph_data(graphs), guesses)
-
-
-class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
-    """A method whose clients hold a ``ClientGraph`` each, made by the section ``partition``."""
-
-    graph = ClientGraph
-
-    def graphless_ratio(self, config: P) -> float:
-        """Return the share of clients without edges, for the default ``load_graphs``."""
-        return 0.0
-
-    def load_graphs(self, config: P) -> list[ClientGraph]:
-        """Cut the clients' graphs out of the config's data, or read them.
-
-        By default by the config's section ``partition``, a ``PartitionSection``; a folder as
-        ``data.name`` has a file for each client.
-        """
-        folder, how = clients_path(config.data), config.partition
-        ratio = self.graphless_ratio(config)
-        if folder is None:
-            graph = cached_data(config)
-            return Clients.cut(partition_graph(graph, how, ratio, config.seed), graph)
-        return load_folder(
-            folder,
-            how.ratios,
-            config.seed if how.seed is None else how.seed,
-            train_share=how.train_share,
-            graphless_ratio=ratio,
-            how=ReadOptions.of(config),
-        )
 
 
 # Of a run's data ----------------------------------------------------------------------------------
@@ -271,12 +249,12 @@ def class_names(
     return method.data(config).classes if folder is None else folder.class_names
 
 
-def as_graph(data: Graph | Clients[Any]) -> Graph:
+def as_graph(data: Graph | Clients) -> Graph:
     """Return the data of all clients as one graph, for the description before a run."""
     return data.as_graph() if isinstance(data, Clients) else data
 
 
-def judged_on(data: Graph | Clients[Any]) -> str:
+def judged_on(data: Graph | Clients) -> str:
     """Return a digest of the test nodes and their labels, by which runs are compared."""
     graph = as_graph(data)
     if graph.test_mask is None:
@@ -286,7 +264,7 @@ def judged_on(data: Graph | Clients[Any]) -> str:
     return blake2b(told, digest_size=8).hexdigest()
 
 
-def data_form(config: RunConfig, data: Graph | Clients[Any]) -> DataForm | None:
+def data_form(config: RunConfig, data: Graph | Clients) -> DataForm | None:
     """Return the form of a new graph; None if the treatment of features is not known."""
     if data.treatment is None:
         return None

@@ -25,7 +25,6 @@ from flower_graph.method.base import GraphMethod, class_names, scale_of
 from flower_graph.models import GCN, GCNPairs, PyGNetwork
 from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.central import central_noise
-from flower_graph.privacy.local import require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.wire.arrays import encode_array
 from flower_graph.wire.averaging import Measured
@@ -130,7 +129,6 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
 
     def build_client(self, config: M, context: Context, out: Path | None) -> ModuleClient:
         graphs, folder = self.hosted(config, context)
-        require_one_client(config.privacy, [graph.client for graph in graphs])
         return self.client_class(
             context,
             graphs,
@@ -174,7 +172,7 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         return form.scale
 
     def baselines(self, config: M, folder: RunFolder | None = None) -> Figures:
-        graphs = self.data(config) if folder is None else graphs_of(folder, self.graph)
+        graphs = self.data(config) if folder is None else graphs_of(folder)
         if config.task == VALUES:
             return value_baselines(graphs, config.metrics[0])
         if config.task != LINKS:

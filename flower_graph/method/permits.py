@@ -29,7 +29,10 @@ from flower_graph.secure.node_config import (
     SEMI_HONEST,
     TRUST,
     USUAL_DIFFERENCE,
-    whole_number,
+    differ_by,
+    least_clients,
+    least_holders,
+    most_points,
 )
 
 ALLOW_TRUST, DATA = "allow-trust", "data"
@@ -61,7 +64,7 @@ def _words(given: Given, key: str, allowed: tuple[str, ...] = ()) -> tuple[str, 
 
 
 def _limit(
-    read: Callable[[Given, str], object],
+    read: Callable[..., object],
     words: str,
     *settings: str,
     default: object = None,
@@ -75,9 +78,6 @@ def _limit(
     """
     about = {"read": read, "words": words, "settings": settings, "otherwise": otherwise}
     return field(default=default, metadata=about)
-
-
-_whole = partial(whole_number, default=1, low=1)
 
 
 @dataclass(frozen=True)
@@ -100,22 +100,24 @@ class Permits:
         "a chance of at most {:g} that the budget does not hold",
         *(*_NOISED, "privacy.delta"),
     )
-    least_clients: int | None = _limit(_whole, "masked sums of at least {} clients alone", *_READ)
+    least_clients: int | None = _limit(
+        least_clients, "masked sums of at least {} clients alone", *_READ
+    )
     differ_by: int | None = _limit(
-        _whole,
+        differ_by,
         "sums that differ by {} SuperNodes at least, or by none",
         *("strategy.differ_by", "strategy.trust", *_READ),
         otherwise=f"any; {USUAL_DIFFERENCE} under {MALICIOUS_SERVER}",
     )
     least_holders: int = _limit(
-        partial(whole_number, default=LEAST_HOLDERS, low=LEAST_HOLDERS),
+        least_holders,
         "sums over nodes that at least {} clients hold",
         "strategy.least_holders",
         default=LEAST_HOLDERS,
     )
     # The key-holder alone says how much it works, if the server is not trusted
     most_points: int = _limit(
-        _whole, "as key-holder at most {} points of one SuperNode", default=MOST_POINTS
+        most_points, "as key-holder at most {} points of one SuperNode", default=MOST_POINTS
     )
     allow_trust: tuple[str, ...] = _limit(
         partial(_words, allowed=FORMS), "{}", "strategy.trust", *_READ, default=FORMS
@@ -136,7 +138,7 @@ class Permits:
                 raise ConfigError(f"node-config {key}: is unknown; the nearest is {near[0]}")
         return cls(
             **{
-                one.name: one.metadata["read"](node_config, key)
+                one.name: one.metadata["read"](node_config, key=key)
                 for key, one in LIMITS.items()
                 if node_config.get(key) is not None
             }

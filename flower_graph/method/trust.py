@@ -29,7 +29,6 @@ class TrustSection(StrategySection):
 
     @property
     def fewest_nodes(self) -> int:
-        """SuperNodes to wait for before the first round."""
         return max(self.min_nodes, node_config.FEWEST_PARTIES) if self.distrusts else self.min_nodes
 
     def refuse_trust(self, readable: Mapping[str, str]) -> None:

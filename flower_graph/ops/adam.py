@@ -40,7 +40,7 @@ def adam_rows_(
     exp_avg_sq: Tensor,
     gradient: Tensor,
     step: Tensor,
-    ptr: list[int],
+    ptr: Sequence[int],
     rates: Rates,
 ) -> None:
     """Take one step of PyTorch's fused Adam in place; weight decay is added to the gradient."""
@@ -133,7 +133,7 @@ class Adam:
         """Take a step; of stacks for all clients, or for those in ``moves``, ``[c]``."""
         whole, stacks = list[tuple[Tensor, ...]](), list[tuple[Tensor, ...]]()
         rates = Rates(self.lr, self.weight_decay, self.decoupled)
-        bounds = []
+        bounds = list[Sequence[int]]()
         for parameter in self.parameters:
             if parameter.grad is None:
                 continue
@@ -147,7 +147,7 @@ class Adam:
             is_turned = not parameter.is_contiguous()
             flat = ((one.transpose(-1, -2) if is_turned else one).flatten(1) for one in tensors)
             stacks.append((*flat, taken))
-            bounds.append(self.bounds.get(parameter, list(range(len(parameter) + 1))))
+            bounds.append(self.bounds.get(parameter) or range(len(parameter) + 1))
         counts = torch.cat([stack[4] for stack in stacks]) if stacks else torch.zeros(1)
         if int(counts[0]) and bool((counts == counts[0]).all()):  # usually: one call for all stacks
             steps = [(counts[0] - 1).float().to(one[0].device) for one in stacks]

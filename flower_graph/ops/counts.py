@@ -33,6 +33,7 @@ class Counts:
     histograms: Tensor | None = None
     ranks: Tensor | None = None  # [r, 4] int64, for pairs: the output of ``ops.links.rank_counts``
 
+    # A run asks for the first, the first two or all three
     @property
     def parts(self) -> list[Tensor]:
         every = self.confusion, self.histograms, self.ranks
@@ -47,16 +48,14 @@ class Counts:
         return torch.cat([part.reshape(-1) for part in self.parts])
 
     @classmethod
-    def of_flat(
-        cls, values: Tensor, classes: int, *, histograms: bool, ranks: bool = False
-    ) -> Counts:
+    def of_flat(cls, values: Tensor, classes: int, parts: int) -> Counts:
         """Read the output of ``flat``; ``ValueError`` if no set of nodes can have these counts."""
-        shapes = _shapes(classes, histograms, ranks)
+        shapes = _shapes(classes, parts)
         sizes = [math.prod(shape) for shape in shapes]
         if values.numel() != sum(sizes) or bool((values < 0).any()):
             raise ValueError(f"counts: {values.numel()} numbers; {sum(sizes)} from 0 on are needed")
-        parts = [part.view(shape) for part, shape in zip(values.split(sizes), shapes, strict=True)]
-        result = cls(*parts)
+        rows = zip(values.split(sizes), shapes, strict=True)
+        result = cls(*(row.view(shape) for row, shape in rows))
         own = result.confusion.sum(2)  # [r, k] nodes with this label
         every = torch.stack([own.sum(1, keepdim=True) - own, own], 2)
         if result.histograms is not None and not torch.equal(result.histograms.sum(3), every):
@@ -108,35 +107,32 @@ class Errors:
         return float(totals[squared] / nodes) if nodes else math.nan
 
 
-def _shapes(classes: int, histograms: bool, ranks: bool) -> list[tuple[int, ...]]:
-    every = [(ROLES, classes, classes), (ROLES, classes, 2, BINS), (ROLES, RANKS)]
-    return every[: 1 + histograms + ranks]
+def _shapes(classes: int, parts: int) -> list[tuple[int, ...]]:
+    return [(ROLES, classes, classes), (ROLES, classes, 2, BINS), (ROLES, RANKS)][:parts]
 
 
-def count_size(classes: int, *, histograms: bool, ranks: bool = False) -> int:
-    """Return how many numbers ``Counts.flat`` has."""
-    return sum(map(math.prod, _shapes(classes, histograms, ranks)))
+def count_size(classes: int, parts: int) -> int:
+    """Return how many numbers ``Counts.flat`` has; 0 without parts."""
+    return sum(map(math.prod, _shapes(classes, parts)))
 
 
-def count(
-    logits: Tensor, y: Tensor, masks: Mapping[str, Tensor], *, histograms: bool, ranks: bool = False
-) -> Counts:
-    """Count predictions, on the CPU; perhaps with histograms for the AUC and ranks of edges."""
+def count(logits: Tensor, y: Tensor, masks: Mapping[str, Tensor], parts: int) -> Counts:
+    """Count predictions, on the CPU, in so many parts of ``Counts``."""
     # logits [n, k]; y [n], below 0 for nodes that do not count; masks [n] in the order of the
     # roles; edges are of class 1
     logits, y = logits.detach().cpu(), y.cpu()
     chosen = [(mask.cpu() & (y >= 0)).nonzero().flatten() for mask in masks.values()]
     confusion = confusion_of(logits.argmax(1), y, chosen, logits.shape[1])
-    if not histograms:
+    if parts == 1:
         return Counts(confusion)
     bins, k = bins_of(logits), logits.shape[1]
     cells = (torch.arange(k) * 2 + (y[:, None] == torch.arange(k))) * BINS + bins  # [n, k]
     size = k * 2 * BINS
     shares = [torch.bincount(cells[rows].flatten(), minlength=size) for rows in chosen]
     scores = logits[:, -1] - logits[:, 0]
-    ranked = [rank_counts(scores[rows], y[rows] == 1) for rows in chosen if ranks]
+    ranked = [rank_counts(scores[rows], y[rows] == 1) for rows in chosen if parts == 3]
     histogram = torch.stack(shares).view(-1, k, 2, BINS)
-    return Counts(confusion, histogram, torch.stack(ranked) if ranks else None)
+    return Counts(confusion, histogram, torch.stack(ranked) if ranked else None)
 
 
 def confusion_of(predicted: Tensor, y: Tensor, chosen: Sequence[Tensor], classes: int) -> Tensor:

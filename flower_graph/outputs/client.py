@@ -22,7 +22,7 @@ from flower_graph.config.foreign import IN_RUN
 from flower_graph.errors import MalformedReplyError, OutputError, StateLostError, brief
 from flower_graph.outputs.figures import FigureLog, write_figures
 from flower_graph.outputs.files import SAID, Snapshot
-from flower_graph.storage.checkpoint import round_folder, rounds_of
+from flower_graph.storage.checkpoint import keep_rounds, round_folder
 from flower_graph.storage.files import DATA_FOLDER, node_name, own_place, private_folder
 from flower_graph.storage.writing import copy_file, move, remove, remove_folder, replaced
 from flower_graph.wire.codec import Message
@@ -103,9 +103,7 @@ class KeptFolder:
             move(candidate, target)
         else:
             self._write(target, take())
-        for old in rounds_of(self._snapshots.glob("round-*")):
-            if old not in (number, *request.protected):
-                remove_folder(round_folder(self._snapshots, old))
+        keep_rounds(self._snapshots, (number, *request.protected))
 
     def figures(self, request: KeepRequest, traffic: dict[str, int]) -> None:
         """Write the measurements; ``traffic``: all clients' bytes since the last ones."""

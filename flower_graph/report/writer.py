@@ -110,7 +110,7 @@ class RunWriter:
             for name in (CHECKPOINTS, IN_RUN):
                 with suppress(OSError):
                     remove_folder(self.out / name)
-        self._lock.release()
+        self._lock.close()
         files.remove_all_empty(self._made)
 
     def _draw(self, baselines: Mapping[str, float]) -> None:

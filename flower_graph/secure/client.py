@@ -103,9 +103,7 @@ class MaskingClient(NumPyClient):
             run_id = KeyRequest.from_config(config).run_id
             host = SumClient(run_id, self.clients, self.trust, least=self._fewest())
             with suppress(StateLostError):  # the secrets of another run are of no more use
-                before = self.keys()
-                is_same = (before.run_id, before.clients) == (run_id, host.clients)
-                host = before if is_same else host
+                host = before if (before := self.keys()).run_id == run_id else host
         else:
             host = self.keys()
         entries = host.answer(action, config)
@@ -118,7 +116,10 @@ class MaskingClient(NumPyClient):
         state = None if record is None else record.get(SUM_STATE)
         if not isinstance(state, bytes):
             raise StateLostError("there are no keys for the secure sum: enrol first")
-        return SumClient.from_bytes(state, self.trust, least=self._fewest())
+        host = SumClient.from_bytes(state, self.trust, least=self._fewest())
+        if host.clients != sorted(self.clients):
+            raise StateLostError("the keys that were kept belong to other clients")
+        return host
 
     def _fewest(self) -> int:
         return 1 if self.trust else least_clients(self.context.node_config)

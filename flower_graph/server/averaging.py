@@ -43,7 +43,14 @@ from flwr.serverapp.strategy import (
 )
 from numpy.typing import NDArray
 
-from flower_graph.config.common import KRUM, MEDIAN, NO_DEFENCE, TRIMMED_MEAN, RobustSection
+from flower_graph.config.common import (
+    KRUM,
+    MEDIAN,
+    NO_DEFENCE,
+    TRIMMED_MEAN,
+    RobustSection,
+    StrategySection,
+)
 from flower_graph.errors import MalformedReplyError, brief, one_line
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.records.participation import NOT_CONNECTED
@@ -184,14 +191,9 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1, **more)
         if checkpoint_every and self.fraction_evaluate < 1:
             raise ValueError("fraction_evaluate: must be 1 with checkpoint_every")
-        self.session = Session(
-            Membership(named=self.personal),
-            min_nodes=min_nodes,
-            participation=participation,
-            seed=seed,
-            checkpoint_dir=checkpoint_dir,
-            checkpoint_every=checkpoint_every,
-        )
+        section = StrategySection(participation=participation, min_nodes=min_nodes)
+        members = Membership(named=self.personal)
+        self.session = Session(members, section, seed, checkpoint_dir, checkpoint_every)
         self.central_noise: CentralNoise | None = None  # see ``flower_graph.privacy.central``
         self.robust: RobustSection | None = None  # see ``make_robust``
         self.arrays, self.own_arrays = ArrayRecord(), dict[int, ArrayRecord]()

@@ -19,7 +19,9 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flower_graph.config.rules import SHARE, at_least, require
+from flower_graph.config.common import StrategySection
+from flower_graph.config.rules import at_least, require
+from flower_graph.config.schema import check_settings
 from flower_graph.errors import NoClientsError
 from flower_graph.flower_compat import replace_dead_actors
 from flower_graph.records.participation import NOT_DRAWN, Participation, account_for, ranges
@@ -28,7 +30,6 @@ from flower_graph.rng import generator
 from flower_graph.server.membership import Admission, Membership
 from flower_graph.storage import checkpoint
 from flower_graph.storage.reading import StateDict
-from flower_graph.storage.writing import remove_folder
 from flower_graph.wire.exchange import Exchange, Rejected, Replies, few, reasons_of
 from flower_graph.wire.fields import Resume, read_not_saved
 from flower_graph.wire.ledger import ByteLedger, reply_bytes
@@ -55,24 +56,22 @@ def check_same(saved: Mapping[str, object], wanted: Mapping[str, object]) -> Non
 class Session:
     """Members, exchange, checkpoints, and the current round.
 
-    With checkpoints, every ``checkpoint_every`` rounds and the last round are saved.
+    The section says how many SuperNodes to wait for, and which share of the clients to ask. With
+    checkpoints, every ``checkpoint_every`` rounds and the last round are saved.
     """
 
     def __init__(
         self,
         members: Membership,
-        *,
-        min_nodes: int = 1,
-        participation: float = 1.0,
+        section: StrategySection,
         seed: int = 0,
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
     ) -> None:
-        SHARE.check("participation", participation)
-        at_least(1).check("min_nodes", min_nodes)
-        self.members, self.min_nodes = members, min_nodes
+        check_settings(section)
+        self.members, self.min_nodes = members, section.fewest_nodes
         self.admission = Admission()  # rules of enrolment; set before the session is open
-        self.share, self.seed = participation, seed
+        self.share, self.seed = section.participation, seed
         at_least(0).check("checkpoint_every", checkpoint_every)
         has_folder = not checkpoint_every or checkpoint_dir is not None
         require(has_folder, "checkpoint_every", checkpoint_every, "0 without checkpoint_dir")
@@ -266,9 +265,7 @@ class Session:
         """Replace the checkpoint that the run resumes from, and remove earlier ones."""
         assert self.folder is not None
         self.save(server_round, state, {})
-        for other in checkpoint.rounds_of(self.folder.glob("round-*")):
-            if other != server_round:
-                remove_folder(checkpoint.round_folder(self.folder, other))
+        checkpoint.keep_rounds(self.folder, (server_round,))
 
     def have_saved(
         self,

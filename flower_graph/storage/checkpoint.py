@@ -13,7 +13,8 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -114,11 +115,16 @@ def save_server(folder: Path, server_round: int, state: dict[str, object]) -> bo
         LOG.warning("round %d: no checkpoint: %s: %s", server_round, path, error)
         return False
     oldest = complete_rounds(folder)[-KEPT:][0]
-    for old in rounds_of(folder.glob("round-*")):
-        if old < oldest:  # those that were never completed, too
-            with suppress(OSError):
-                remove_folder(round_folder(folder, old))
+    with suppress(OSError):
+        keep_rounds(folder, range(oldest, sys.maxsize))  # drops what was never completed, too
     return True
+
+
+def keep_rounds(folder: Path, kept: Container[int]) -> None:
+    """Remove the folders of all rounds but these."""
+    for old in rounds_of(folder.glob("round-*")):
+        if old not in kept:
+            remove_folder(round_folder(folder, old))
 
 
 def load_server(folder: Path, server_round: int) -> dict[str, object]:

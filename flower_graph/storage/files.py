@@ -151,7 +151,7 @@ def plain(value: object) -> Any:
 
 
 class FolderLock:
-    """Locks an output folder until ``release``, or until the process ends."""
+    """Locks an output folder until ``close``, or until the process ends."""
 
     # The lock is the operating system's, on the file ``.running``, so one whose process was killed
     # stands in nobody's way. What the file says, process and machine, is for the message.
@@ -168,7 +168,7 @@ class FolderLock:
         self._file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         self._file.flush()
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Unlock the folder; may be called twice."""
         if self._file is not None:
             writing.remove(self._path)

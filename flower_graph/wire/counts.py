@@ -21,6 +21,7 @@ from flower_graph.wire.fields import Exact, Word
 from flower_graph.wire.keys import CONFIG, COUNTED, COUNTING, ERRORS, HISTOGRAMS, RANKS, ROLES
 
 GROUP = "metrics"  # of the page
+PARTS = {"": 0, HISTOGRAMS: 2, RANKS: 3}  # of ``Counts`` that a run asks for; else one
 K = TypeVar("K", bound=Counts | Errors)
 COUNTINGS = "`confusion`, with `histograms`, with `ranks` too; or `errors`, of numbers"
 Counting = Annotated[str, Word(COUNTING, COUNTINGS, group=GROUP)]
@@ -61,7 +62,7 @@ def as_counts(row: IntArray, classes: int, counting: str) -> Counts | Errors:
     try:
         if counting == ERRORS:
             return Errors.of_flat(torch.from_numpy(row.view(np.float64)))
-        return Counts.of_flat(torch.from_numpy(row), classes, **_flags(counting))
+        return Counts.of_flat(torch.from_numpy(row), classes, PARTS.get(counting, 1))
     except ValueError as error:
         raise MalformedReplyError(str(error)) from error
 
@@ -70,16 +71,12 @@ def counts_size(classes: int, counting: str) -> int:
     """Return how many numbers the counts of clients have; 0 if nothing is asked for."""
     if counting == ERRORS:
         return len(ROLES) * ERROR_SUMS
-    return count_size(classes, **_flags(counting)) if counting else 0
+    return count_size(classes, PARTS.get(counting, 1))
 
 
 def counted(logits: Tensor, y: Tensor, masks: Mapping[str, Tensor], counting: str) -> Counts | None:
     """Count the predictions of logits ``[n, k]``, as far as asked for."""
-    return count(logits, y, masks, **_flags(counting)) if counting else None
-
-
-def _flags(counting: str) -> dict[str, bool]:
-    return {"histograms": counting in (HISTOGRAMS, RANKS), "ranks": counting == RANKS}
+    return count(logits, y, masks, PARTS.get(counting, 1)) if counting else None
 
 
 def added(parts: Iterable[K | None]) -> K | None:

@@ -25,7 +25,6 @@ from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.central import central_noise
-from flower_graph.privacy.local import require_one_client
 from flower_graph.server.averaging import ReportedFedAvg, make_robust
 from flower_graph.strategies import fed_proto
 from flower_graph.strategies.fed_proto import FedProtoClient
@@ -110,7 +109,6 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
 
     def build_client(self, config: FedGLSConfig, context: Context, out: Path | None) -> NumPyClient:
         graphs, folder = self.hosted(config, context)
-        require_one_client(config.privacy, [graph.client for graph in graphs])
         settings = structure_settings(config, folder)
         local = client_folders(context, out, class_names(self, config, folder))
         local["device"] = config.device
@@ -192,7 +190,7 @@ def paper_sizes(config: FedGLSConfig) -> dict[str, int]:
     return dict(zip(TABLE_4_FIGURES, row, strict=True)) if is_asked else {}
 
 
-def folder_data(graphs: Clients[ClientGraph], *, true_edges: bool) -> RunData:
+def folder_data(graphs: Clients, *, true_edges: bool) -> RunData:
     """Give each client its graph, and the server the counts and the graphless clients."""
     # A graphless client's true edges are in its folder only with `true_edges`; only the server
     # learns which clients are graphless.

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,15 @@ SAVED: dict[str, Rule] = {
 }
 
 
+class Network(NamedTuple):
+    """A two-layer GCN or MLP of each client."""
+
+    first: Tensor  # [r, h] the active rows of the first layers
+    bias: Tensor  # [c, h]
+    weight: Tensor  # [c, h, k] the second layers
+    last: Tensor  # [c, k] their biases
+
+
 def parts_of(kind: str) -> tuple[str, ...]:
     """Return the parts of a model that has this kind of graph for graphless clients."""
     return (GNN, MLP, LEARNER)[: {LEARNED: 3, OWN: 2}.get(kind, 1)]
@@ -112,21 +121,23 @@ class StructureModel(nn.ParameterDict):
         if self.kind == OWN:
             for part in (GNN, MLP):
                 self[f"{part}-share"] = nn.Parameter(torch.ones(1), requires_grad=False)
+        self.networks = (GNN, MLP) if self.kind == LEARNED else (GNN,)
         self.how, self.split = how, [hidden, hidden * classes, classes]
         self.arguments = {"features": features, "hidden": hidden, "classes": classes, "name": name}
         self.arguments["graph"] = {key: asdict(how)[key] for key in SAVED}
-        self.batch: GraphOnDevice | None = None  # each client's network, then FedGLS's encoders
+        self.batch: GraphOnDevice | None = None  # the clients
         self.has_edges = torch.zeros(0, dtype=torch.bool)  # [c]
         # [n] a node's weight in its client's mean over all nodes, or over the training nodes
         self.shares = self.train_shares = torch.zeros(0)
-        self.drops: list[DropoutMask] = []  # of a round's further steps
+        self.drops: list[list[DropoutMask]] = []  # of a round's further steps, for each network
         self._turn: Tensor = torch.zeros(0)  # of the batch's features
         self._lone: GraphOnDevice | None = None  # the clients whose graphs are made
         self._made: list[int] = []  # their places
+        self._lone_rows: Tensor = torch.zeros(0)  # and which of the active rows they have
         self._entries: tuple[Tensor, ...] = ()  # row, column and value of their features
-        # What the networks' first layers have of the active rows: ``None`` for all, as in a group
+        # The active rows of first layers; ``None`` if these have no others, as in a group
         self._rows: Tensor | None = None
-        self._given: list[Adjacency] = []  # each network's own graph
+        self._given: list[Adjacency] = []  # each client's own graph
         self._learned: LearnedGraph | None = None
         self._versions: list[int] = []  # of the weights that made it
         self._graph: tuple[object, Adjacency] | None = None
@@ -161,17 +172,14 @@ class StructureModel(nn.ParameterDict):
         ]
         used = [none if own is None or self.kind == NONE else own for own in edges]
         every = [_joinable(g, own, device) for g, own in zip(graphs, used, strict=True)]
-        encoders = [g._replace(edge_index=none) for g in every if self.kind == LEARNED]
-        self.batch = batch = joined(every + encoders, by_rows=True)
-        c, n = len(graphs), sum(len(graph.y) for graph in graphs)
-        whole = gcn_adjacency(batch.edge_index.cpu(), len(batch.y)).to(device)
-        self._given = whole.blocks(batch.ptr[: c + 1] + batch.ptr[-1:] * bool(encoders))
+        self.batch = batch = joined(every, by_rows=True)
+        n = len(batch.y)
+        self._given = gcn_adjacency(batch.edge_index.cpu(), n).to(device).blocks(batch.ptr)
         self._turn, self._learned, self._graph = turn_of(batch.x), None, None
-        self._rows = None if is_group else batch.rows.feature[: batch.rows.ptr[c]]
-        nodes, owner = torch.ones(n, device=device), batch.owner[:n]
+        self._rows = None if is_group else batch.rows.feature
         self.shares, self.train_shares = (
-            chosen / group_sum(chosen, batch.ptr[: c + 1]).clamp(min=1)[owner]
-            for chosen in (nodes, batch.masks["train"][:n].float())
+            chosen / group_sum(chosen, batch.ptr).clamp(min=1)[batch.owner]
+            for chosen in (torch.ones(n, device=device), batch.masks["train"].float())
         )
         self.has_edges = torch.tensor([not graph.is_graphless for graph in graphs], device=device)
         self._made = [at for at, g in enumerate(graphs) if self.makes_graphs and g.is_graphless]
@@ -179,6 +187,7 @@ class StructureModel(nn.ParameterDict):
         if self._made:
             self._lone = joined([every[place] for place in self._made], by_rows=True)
             self._entries = entries(self._lone.x.matrix)
+            self._lone_rows = batch.rows.at(self._made).to(device)
 
     @property
     def makes_graphs(self) -> bool:
@@ -194,52 +203,49 @@ class StructureModel(nn.ParameterDict):
     def rows(self, name: str, *, is_lone: bool = False) -> Tensor:
         """Return the active rows ``[r, h]`` of clients' first layers."""
         assert self.batch is not None
-        value: Tensor = self[name]
-        has = self.batch.rows
-        if self.kind == OWN:  # each client has one of the two
-            owner = has.owner if self._rows is None else has.owner.new_zeros(len(value))
-            value = torch.where(self.has_edges[owner][:, None], value, self[f"{MLP}-first"])
-        value = value if self._rows is None else value.index_select(0, self._rows)
-        return value.index_select(0, has.at(self._made).to(value.device)) if is_lone else value
+        value: Tensor = self[name] if self._rows is None else self[name].index_select(0, self._rows)
+        return value.index_select(0, self._lone_rows) if is_lone else value
 
-    def lay(self, rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Split rows ``[c, D]`` into the first bias, the second layer's matrix and its bias."""
+    def network(self, part: str, *, is_lone: bool = False) -> Network:
+        """Return a network of all clients, or, without its gradient, of those that make graphs."""
+        first, rest = self.rows(f"{part}-first", is_lone=is_lone), self.stack(f"{part}-rest")
+        if is_lone:
+            first, rest = first.detach(), rest.detach()[self._made]
+        elif self.kind == OWN:  # each client has one of the two
+            assert self.batch is not None
+            has, other = self.has_edges[:, None], self.rows(f"{MLP}-first")
+            first = torch.where(has[self.batch.rows.owner], first, other)
+            rest = torch.where(has, rest, self.stack(f"{MLP}-rest"))
         bias, weight, last = rest.split(self.split, dim=1)
-        return bias, weight.unflatten(1, (self.split[0], self.split[2])), last
+        return Network(first, bias, weight.unflatten(1, (self.split[0], self.split[2])), last)
 
     def logits(self) -> Tensor:
         """Return the logits of all nodes ``[n, k]``, ``H``."""
-        return self.outputs()[0]
+        return self.outputs([NO_DROPS])[0]
 
-    def outputs(self, drops: DropoutMask = NO_DROPS) -> Sequence[Tensor]:
-        """Return ``H``, and of FedGLS ``Z``."""
+    def outputs(self, drops: Sequence[DropoutMask]) -> list[Tensor]:
+        """Return ``H``, and of FedGLS ``Z``, if there are as many dropout masks."""
         assert self.batch is not None
-        parts = (GNN, MLP) if self.kind == LEARNED else (GNN,)
-        first = torch.cat([self.rows(f"{part}-first") for part in parts])
-        rest = torch.cat([self.stack(f"{part}-rest") for part in parts])
-        if self.kind == OWN:
-            rest = torch.where(self.has_edges[:, None], rest, self.stack(f"{MLP}-rest"))
-        logits = self._logits(self.batch, self.graph(), (first, rest), drops)
-        parted: Sequence[Tensor] = logits.split(len(self.shares))
-        return parted
+        each = zip(self.networks, (self.graph(), None), drops, strict=False)
+        return [self._logits(self.batch, graph, self.network(p), drop) for p, graph, drop in each]
 
     def _logits(
         self,
         batch: GraphOnDevice,
         graph: Adjacency | None,
-        network: tuple[Tensor, Tensor],
+        network: Network,
         drops: DropoutMask = NO_DROPS,
     ) -> Tensor:
-        x, (bias, weight, last) = batch.x, self.lay(network[1])
+        x = batch.x
         if drops.inputs is not None:
             x = with_dropout(x, self._turn, drops.inputs)
-        hidden = propagate(x, network[0])
+        hidden = propagate(x, network.first)
         hidden = hidden if graph is None else propagate(graph, hidden)
-        hidden = F.relu_(grouped_add(hidden, bias, batch.ptr))
+        hidden = F.relu_(grouped_add(hidden, network.bias, batch.ptr))
         hidden = hidden if drops.hidden is None else hidden * drops.hidden
         # Multiplying by the weights after the neighbours' sum gives the same, and includes the bias
         hidden = hidden if graph is None else propagate(graph, hidden)
-        return grouped_linear(hidden, weight, last, batch.ptr)
+        return grouped_linear(hidden, network.weight, network.last, batch.ptr)
 
     def contrast(self) -> dict[int, Tensor]:
         """Return ``L_c`` of each graphless client (equations 8 and 9); its gradient is phi's."""
@@ -247,20 +253,14 @@ class StructureModel(nn.ParameterDict):
             return {}
         lone, learned = self._lone, self.learned()
         self._learned = None  # a gradient can be taken once
-        theta, omega = map(self._lone_network, (GNN, MLP))
-        z, lifted = self._logits(lone, None, omega), propagate(lone.x, theta[0])
-        bias, weight, last = self.lay(theta[1])
-        hidden = F.relu(grouped_add(learned.propagate(lifted), bias, lone.ptr))
-        h = grouped_linear(learned.propagate(hidden), weight, last, lone.ptr)
+        theta, omega = (self.network(part, is_lone=True) for part in (GNN, MLP))
+        z, lifted = self._logits(lone, None, omega), propagate(lone.x, theta.first)
+        hidden = F.relu(grouped_add(learned.propagate(lifted), theta.bias, lone.ptr))
+        h = grouped_linear(learned.propagate(hidden), theta.weight, theta.last, lone.ptr)
         every = torch.arange(lone.ptr[-1], device=h.device)
         sums = nt_xent(h, z, every, lone.ptr, lone.ptr, self.how.tau)
         each = zip(sums.unbind(), group_sizes(lone.ptr), strict=True)
         return {at: one / n for at, (one, n) in zip(self._made, each, strict=True)}
-
-    def _lone_network(self, part: str) -> tuple[Tensor, Tensor]:
-        """Return a part of the clients whose graphs are made, without its gradient."""
-        first = self.rows(f"{part}-first", is_lone=True).detach()
-        return first, self.stack(f"{part}-rest").detach()[self._made]
 
     # Graphs
 
@@ -307,8 +307,8 @@ class StructureModel(nn.ParameterDict):
     def _compared(self, lone: GraphOnDevice) -> Rows:
         """Return what is compared of each node: encoded features, or a hidden layer."""
         if self.kind == KNN and self.how.knn_on == ENCODER:  # without neighbours
-            theta, bias = self._lone_network(GNN)
-            return F.relu(grouped_add(propagate(lone.x, theta), self.lay(bias)[0], lone.ptr))
+            theta = self.network(GNN, is_lone=True)
+            return F.relu(grouped_add(propagate(lone.x, theta.first), theta.bias, lone.ptr))
         first = self.rows(f"{LEARNER}-first", is_lone=True) if self.kind == LEARNED else None
         if first is not None and self.how.encoder == "mlp":
             w = self.how.width

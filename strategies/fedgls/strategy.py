@@ -178,7 +178,7 @@ class StructureClient(ModuleClient):
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
         """Return equations 10 and 11 of one step."""
         model = self._holding(module, graph)
-        outputs = model.outputs(model.drops.pop(0) if model.drops else NO_DROPS)
+        outputs = model.outputs(model.drops.pop(0) if model.drops else [NO_DROPS] * 2)
         # [k, n] each: a log-softmax over a few neighbouring numbers takes PyTorch ten times as long
         own, *student = (one.T.contiguous().log_softmax(0) for one in outputs)
         losses = own.gather(0, graph.y.clamp(min=0)[None])[0]
@@ -194,14 +194,14 @@ class StructureClient(ModuleClient):
         assert model.batch is not None
         # Dropout depends on client, network and round alone, not on who shares a cohort
         seed, steps = self.shared.seed, self.how.local_epochs
-        chances = [
-            generator(seed, "dropout", client, place >= len(clients), server_round)
-            for place, client in enumerate(model.batch.clients)
-        ]
-        rates = how.model.input_dropout, how.model.dropout
-        kept = draw_kept(model.batch.x, model.batch.ptr, chances, steps, how.model.hidden, *rates)
+        sizes = steps, how.model.hidden, how.model.input_dropout, how.model.dropout
+        drawn = list[DropoutMask]()
+        for part in model.networks:
+            words = [(client, part == MLP, server_round) for client in clients]
+            chances = [generator(seed, "dropout", *one) for one in words]
+            drawn.append(draw_kept(model.batch.x, model.batch.ptr, chances, *sizes))
         model.drops = [
-            DropoutMask(*(part if part is None else part[step] for part in kept))
+            [DropoutMask(*(part if part is None else part[step] for part in one)) for one in drawn]
             for step in range(steps)
         ]
         if how.strategy.optimiser == RESET:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,7 +20,7 @@ from flower_graph.client.learner import NODES, SharedModule, saved_rows
 from flower_graph.client.module_client import ModuleClient
 from flower_graph.client.state import CohortState, Tensors, check_graphs
 from flower_graph.config.rules import choice
-from flower_graph.data.graph import ClientGraph, EgoNetwork
+from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import Learner, check_sizes
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import OutOfRangeError, RefusedError, StateLostError, UnreadableSumError
@@ -33,12 +32,10 @@ from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
 from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.client import MaskingClient
-from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import KeyReply, MaskRequest
-from flower_graph.storage.files import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.fedscem.cohort import (
     FIRST,
     FUSED,
@@ -62,7 +59,7 @@ from flower_graph.strategies.fedscem.messages import (
     union_terms,
 )
 from flower_graph.wire.arrays import Answer, Config, Parameters
-from flower_graph.wire.keys import ALIGN_STAGE, ARRAY_NAMES, HANDLED, SUMS, TOTAL
+from flower_graph.wire.keys import ALIGN_STAGE, ARRAY_NAMES, HANDLED, SUM_STATE, SUMS, TOTAL
 
 LOG = logging.getLogger(__name__)
 
@@ -70,10 +67,10 @@ FUSIONS, TABLE = b"fusions", b"table of tokens"  # in the journal
 PLAIN = "plain"  # the form of alignment in which the server learns identities
 Identities = Mapping[int, Sequence[object]]
 Aligner = AlignmentClient | PlaintextAlignmentClient
-Kept = tuple[str, SumClient, Aligner]  # begins with the form of alignment
-NAME = "ego-secrets"  # in Context.state
-# The objects with their tokens, by run and SuperNode
-_LIVE: dict[tuple[int, int], tuple[str, Kept]] = {}
+NAME = "ego-alignment"  # in Context.state
+# Reading it takes longer than any other part of a message: so the objects are kept, with what they
+# were read from, by run and SuperNode
+_LIVE: dict[tuple[int, int], tuple[object, Aligner]] = {}
 
 
 class Hiding(NamedTuple):
@@ -104,7 +101,7 @@ class EgoNetworkClient(MaskingClient):
     ----------
     context : Context
         The ClientApp's context, which keeps weights and secrets.
-    egos : sequence of EgoNetwork
+    egos : sequence of ClientGraph
         The clients' graphs, with node identities that mean the same at all clients.
     settings : EgoSettings
         Models and training, the same at all clients and at the server.
@@ -126,7 +123,7 @@ class EgoNetworkClient(MaskingClient):
     def __init__(
         self,
         context: Context,
-        egos: Sequence[EgoNetwork],
+        egos: Sequence[ClientGraph],
         settings: EgoSettings,
         *,
         device: str = "cpu",
@@ -138,33 +135,67 @@ class EgoNetworkClient(MaskingClient):
         self.graphs, self.settings, self._hiding = checked(egos, settings), settings, hiding
         self._device, self.outputs = resolve_device(device), outputs or ClientOutputs(context)
         places = "cohort-client", [ego.client for ego in self.graphs], checkpoint_dir
-        self._state = CohortState[EgoCohort](context, *places, self._start, self._build)
-        identities = {ego.client: ego.identities for ego in egos}
-        self.trust, self.secrets = trust, EgoSecrets(context, identities, trust)
-        self._records = context.state
+        self._state = CohortState[EgoCohort](context, *places, self._made)
+        super().__init__(context, [ego.client for ego in self.graphs], trust)
+        self._identities = {ego.client: ego.identities for ego in egos}
 
     def get_properties(self, config: Config) -> Config:
         enrolment = EgoEnrolment.from_config(config)
         if enrolment.alignment == PLAIN != (own := self._hiding.alignment):
             raise RefusedError(f"identities are asked for, the run's config has {own}")
         if self._state.is_due(enrolment.resume):
-            self.secrets.refuse_going_back()
+            self._refuse_going_back()
         had_state = bool(self._state.version)
         self._state.restore(enrolment.resume)
         handled = self._state.processed()
         if had_state and not handled:
-            self.secrets.drop()  # clients without their state are aligned again
-        reply = self.secrets.begin(enrolment.run_id, enrolment.alignment)
+            self.context.state.pop(NAME, None)  # clients without their state are aligned again
+        reply = self._begin(enrolment.run_id, enrolment.alignment)
         return reply.to_config() | {HANDLED: handled}
 
+    def _refuse_going_back(self) -> None:
+        """Refuse a checkpoint from before a sum of this run: a round's sums could be compared."""
+        with suppress(StateLostError):
+            if self.keys().mark:
+                raise RefusedError(
+                    "this SuperNode has sent vectors in this run: it loads no checkpoint from "
+                    "before, as two sums of a round can be compared"
+                )
+
+    def _begin(self, run_id: bytes, form: str) -> KeyReply:
+        """Make the secrets of a run; keep the existing secrets if the SuperNode is back."""
+        if (self.trust is not None) != (form == VERIFIED):
+            raise RefusedError(
+                f"alignment is {form!r:.40}: with a key of its own a SuperNode takes part in "
+                f"{VERIFIED} alone, without one in all but that"
+            )
+        choice(*ALIGNMENTS, VERIFIED).check("alignment", form)
+        is_back = False
+        with suppress(StateLostError):  # the secrets of another run are of no more use
+            host = self.keys()
+            is_plain = isinstance(self._aligner(host), PlaintextAlignmentClient)
+            is_back = (host.run_id, is_plain) == (run_id, form == PLAIN)
+        if not is_back:
+            points = None
+            if form == PLAIN:
+                self._keep_aligner(PlaintextAlignmentClient(self._identities))
+            else:
+                aligner = AlignmentClient(run_id, self._identities, self.trust)
+                points = aligner.points if self.trust else None
+                self._keep_aligner(aligner)
+            host = SumClient(run_id, self.clients, self.trust, points, least=self._fewest())
+        reply = host.keys()
+        self._keep(host)
+        return reply
+
     def align(self, parameters: Parameters, config: Config) -> Answer:
-        with self.secrets.opened() as (_, aligner):
+        with self._aligning(self.keys()) as aligner:
             return [], 1, aligner.answer(config)
 
     def union(self, parameters: Parameters, config: Config) -> Answer:
         """Take the key-holders' answers, add the table of tokens to a masked sum (step 2)."""
-        mask = MaskRequest.from_config(config)
-        with self.secrets.opened() as (host, aligner):
+        mask, host = MaskRequest.from_config(config), self.keys()
+        with self._aligning(host) as aligner:
             came = host.receive(mask, None)
             union = aligner.unite(config)
             if self.trust is not None:
@@ -174,6 +205,7 @@ class EgoNetworkClient(MaskingClient):
             present = [client for client in mask.clients.tolist() if client in ready]
             table = aligner.sketch(union.cells, present)
             reply = host.mask(came, present, table, union_terms(union.epoch), [table])
+            self._keep(host)
         return [reply.total], 1, reply.to_config() | {ARRAY_NAMES: [f"{SUMS}/{TOTAL}"]}
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
@@ -182,21 +214,22 @@ class EgoNetworkClient(MaskingClient):
 
     def unmask(self, parameters: Parameters, config: Config) -> Answer:
         """Reveal shares of the last sum, and prepare the next sum; both are optional (step 7)."""
-        return [], 1, self.exchange("sum_unmask", config)
+        return self.sum_unmask(parameters, config)
 
     def exchange(self, action: str, config: Config) -> Config:
-        with self.secrets.opened() as (host, aligner):
-            entries: Config = host.answer(action, config)
-            if action == "sum_epoch":
-                begin_alignment(host, aligner)
-            return entries
+        host = self.keys()  # which only ``query`` makes, with an alignment
+        entries = host.answer(action, config)
+        self._keep(host)
+        return entries
 
     def save(self, parameters: Parameters, config: Config) -> Answer:
         return [], 1, {**self._state.save_asked(config)}
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
         self._state.drop()
-        self.secrets.drop()
+        for name in (NAME, SUM_STATE):
+            self.context.state.pop(name, None)
+        _LIVE.pop(self._key, None)
         return [], 1, {}
 
     def snapshot(self) -> Snapshot:
@@ -210,12 +243,55 @@ class EgoNetworkClient(MaskingClient):
         predictions = predictions_from(self.graphs, logits, self.outputs.classes, nodes)
         return Snapshot(predictions, saved_rows(cohort, partial(first_model, self.settings)))
 
-    def _start(self) -> Tensors:
-        return self._build(None)[1]
-
-    def _build(self, tensors: Tensors | None) -> tuple[EgoCohort, Tensors]:
+    def _made(self, tensors: Tensors | None) -> tuple[EgoCohort, Tensors]:
         cohort = EgoCohort(self.graphs, self.settings, tensors, self._device)
         return cohort, cohort.tensors
+
+    # The alignment, with its secrets
+
+    @property
+    def _key(self) -> tuple[int, int]:
+        return self.context.run_id, self.context.node_id
+
+    # Any: an ``Aligner`` in the form that the run has, which the caller knows
+    def _aligner(self, host: SumClient) -> Any:
+        """Return the alignment that is kept; ``StateLostError`` without it."""
+        # Any: entries of a record that ``_keep_aligner`` wrote
+        record: Any = self.context.state.config_records.get(NAME)
+        if record is None:
+            raise StateLostError(f"client {self._key[1]}: its alignment of this run is not here")
+        read, aligner = _LIVE.get(self._key, (None, None))
+        if aligner is None or read != self._source(record["state"]):
+            if record["plain"]:
+                aligner = PlaintextAlignmentClient.from_bytes(record["state"], self._identities)
+            else:
+                of = host.run_id, self._identities, self.trust
+                aligner = AlignmentClient.from_bytes(record["state"], *of)
+            _LIVE[self._key] = self._source(record["state"]), aligner
+        if isinstance(aligner, AlignmentClient) and (epoch := host.epoch) is not None:
+            aligner.begin(epoch.digest, epoch.parties.tolist(), epoch.points)
+        return aligner
+
+    def _source(self, state: bytes) -> tuple[object, ...]:
+        """Return what an alignment is read from."""
+        return state, None if self.trust is None else self.trust.registry.digest
+
+    def _keep_aligner(self, aligner: Aligner) -> None:
+        state, is_plain = aligner.to_bytes(), isinstance(aligner, PlaintextAlignmentClient)
+        self.context.state[NAME] = ConfigRecord({"plain": is_plain, "state": state})
+        _LIVE[self._key] = self._source(state), aligner
+
+    # Any: as from ``_aligner``
+    @contextmanager
+    def _aligning(self, host: SumClient) -> Iterator[Any]:
+        """Work with the alignment; keep its changes if the block ends without an error."""
+        aligner = self._aligner(host)
+        try:
+            yield aligner
+        except BaseException:
+            del _LIVE[self._key]
+            raise
+        self._keep_aligner(aligner)
 
     # A round
 
@@ -223,50 +299,52 @@ class EgoNetworkClient(MaskingClient):
         started = time.perf_counter()
         if self._hiding.masked and request.mask is None:
             raise RefusedError("no masks are asked for, and the run's config has masked sums")
-        number, clients = request.server_round, request.clients.tolist()
-        with self.secrets.opened() as (host, aligner):
-            if ALIGN_STAGE in request.slots:
+        number, clients, host = request.server_round, request.clients.tolist(), self.keys()
+        if ALIGN_STAGE in request.slots:
+            with self._aligning(host) as aligner:
                 aligner.answer(request.slots)
-            order = aligner.order if isinstance(aligner, AlignmentClient) else None
-            last, now = (round_terms(one, request.ring, order) for one in (number - 1, number))
-            if self.trust is not None:
-                check_request(request, aligner)
-            came = host.receive(request.mask, request.ring) if request.mask is not None else None
-            table: SlotTable = aligner.slots
-            origin = 0 if request.sums is None else request.sums.origin[0]
-            layout, pads = Layout(table.num_slots, self.settings.hidden), last.pad_context
-            reading = VectorEncoding(layout, table, request.ring, pads(host.sum_run), origin)
-            with (
-                self._state.opened() as cohort,
-                one_thread(len(clients) > 1),
-                cohort.part(clients) as group,
-            ):
-                trained = self._trained(cohort, group, request, reading)
-                (logits, measured, is_unread), h = trained, group.embed()
-            not_saved = ""
-            if request.checkpoint:
-                not_saved = self._state.save(number - 1, request.run)
-            trained_at = time.perf_counter()
-            sum_round = request.mask.server_round if request.mask else number
-            layout = request.vector_layout(
-                self.settings, table.num_slots, checked=self.trust is not None
-            )
-            pads = now.pad_context
-            writing = VectorEncoding(layout, table, request.ring, pads(host.sum_run), sum_round)
-            counted: Tensor | None = logits
-            if (noise := self._hiding.noise) is not None:
-                h, measured = add_noise(noise, self._records, h, measured, writing, clients)
-                counted = None if noise.withholds else logits
-            measured = np.pad(measured, ((0, 0), (0, 1)), constant_values=float(is_unread))
-            total, present, left_out = writing.add_up(cohort, group, h, measured, counted)
-            if not present:
-                raise OutOfRangeError("; ".join(f"client {c}: {w}" for c, w in left_out.items()))
-            seconds = trained_at - started, time.perf_counter() - trained_at
-            if came is None:
-                here = np.array(present, np.int64)
-                return EgoReply(number, total, *seconds, not_saved, here, left_out)
-            state = [np.array(request.is_last), h.cpu().numpy()]
-            reply = host.mask(came, present, total, now, state)
+        aligner = self._aligner(host)
+        order = aligner.order if isinstance(aligner, AlignmentClient) else None
+        last, now = (round_terms(one, request.ring, order) for one in (number - 1, number))
+        if self.trust is not None:
+            check_request(request, aligner)
+        came = host.receive(request.mask, request.ring) if request.mask is not None else None
+        table: SlotTable = aligner.slots
+        origin = 0 if request.sums is None else request.sums.origin[0]
+        layout, pads = Layout(table.num_slots, self.settings.hidden), last.pad_context
+        reading = VectorEncoding(layout, table, request.ring, pads(host.sum_run), origin)
+        with (
+            self._state.opened() as cohort,
+            one_thread(len(clients) > 1),
+            cohort.part(clients) as group,
+        ):
+            trained = self._trained(cohort, group, request, reading)
+            (logits, measured, is_unread), h = trained, group.embed()
+        not_saved = ""
+        if request.checkpoint:
+            not_saved = self._state.save(number - 1, request.run)
+        trained_at = time.perf_counter()
+        sum_round = request.mask.server_round if request.mask else number
+        layout = request.vector_layout(
+            self.settings, table.num_slots, checked=self.trust is not None
+        )
+        pads = now.pad_context
+        writing = VectorEncoding(layout, table, request.ring, pads(host.sum_run), sum_round)
+        counted: Tensor | None = logits
+        if (noise := self._hiding.noise) is not None:
+            h, measured = add_noise(noise, self.context.state, h, measured, writing, clients)
+            counted = None if noise.withholds else logits
+        measured = np.pad(measured, ((0, 0), (0, 1)), constant_values=float(is_unread))
+        total, present, left_out = writing.add_up(cohort, group, h, measured, counted)
+        if not present:
+            raise OutOfRangeError("; ".join(f"client {c}: {w}" for c, w in left_out.items()))
+        seconds = trained_at - started, time.perf_counter() - trained_at
+        if came is None:
+            here = np.array(present, np.int64)
+            return EgoReply(number, total, *seconds, not_saved, here, left_out)
+        state = [np.array(request.is_last), h.cpu().numpy()]
+        reply = host.mask(came, present, total, now, state)
+        self._keep(host)
         reply.left_out.update(left_out)
         return EgoReply(number, reply.total, *seconds, not_saved, masked=reply.to_config())
 
@@ -347,7 +425,7 @@ class EgoNetworkClient(MaskingClient):
         return request.variant == "iter" and self.settings.batch_size is not None
 
 
-def checked(egos: Sequence[EgoNetwork], settings: EgoSettings) -> list[EgoNetwork]:
+def checked(egos: Sequence[ClientGraph], settings: EgoSettings) -> list[ClientGraph]:
     """Refuse ego-networks that do not fit the settings; return them in order."""
     for ego in egos:
         check_sizes(ego, settings.num_features, settings.num_classes)
@@ -390,7 +468,7 @@ class EgoModelClient(ModuleClient):
     def __init__(
         self,
         context: Context,
-        egos: Sequence[EgoNetwork],
+        egos: Sequence[ClientGraph],
         settings: EgoSettings,
         *,
         averages: bool = True,
@@ -405,108 +483,3 @@ class EgoModelClient(ModuleClient):
 
     def _train(self, learner: Learner, server_round: int, proximal: float) -> None:
         EgoGroup(learner, self._ego, self.received, proximal).train(server_round)
-
-
-# Secrets ------------------------------------------------------------------------------------------
-
-
-class EgoSecrets:
-    """Keeps the clients' secrets of sums and alignment from message to message."""
-
-    # They are small objects, not tensors: ``Context.state`` holds them as bytes, and comes with the
-    # next message. The process that handled the last message still has the objects; a token tells
-    # whether they are those of the context. With the in-process engine (``state-dir = ":memory:"``)
-    # nothing is written, as the process is the only one.
-
-    def __init__(
-        self, context: Context, identities: Identities, trust: TrustSettings | None = None
-    ) -> None:
-        self._context, self._identities, self._trust = context, identities, trust
-        self._least = 1 if trust else least_clients(context.node_config)
-        self._key = (context.run_id, context.node_id)
-        self._in_process = context.node_config.get(STATE_DIR, "") == IN_PROCESS
-
-    def begin(self, run_id: bytes, form: str) -> KeyReply:
-        """Make the keys of a run; return the existing keys if the SuperNode is back."""
-        if (self._trust is not None) != (form == VERIFIED):
-            raise RefusedError(
-                f"alignment is {form!r:.40}: with a key of its own a SuperNode takes part in "
-                f"{VERIFIED} alone, without one in all but that"
-            )
-        choice(*ALIGNMENTS, VERIFIED).check("alignment", form)
-        kept, trust, clients = None, self._trust, self._identities
-        with suppress(StateLostError):
-            kept = self.load()
-        if kept is None or (kept[0], kept[1].run_id) != (form, run_id):
-            # The secrets of another run are of no more use
-            aligner, points = None, None
-            if form != PLAIN:
-                aligner = AlignmentClient(run_id, clients, trust)
-                points = aligner.points if trust else None
-            host = SumClient(run_id, [*clients], trust, points, least=self._least)
-            kept = form, host, aligner or PlaintextAlignmentClient(clients)
-        reply = kept[1].keys()
-        self.keep(*kept)
-        return reply
-
-    def refuse_going_back(self) -> None:
-        """Refuse a checkpoint from before a sum of this run: a round's sums could be compared."""
-        with suppress(StateLostError):
-            if self.load()[1].mark:
-                raise RefusedError(
-                    "this SuperNode has sent vectors in this run: it loads no checkpoint from "
-                    "before, as two sums of a round can be compared"
-                )
-
-    def load(self) -> Kept:
-        """Return the form of alignment and both objects; ``StateLostError`` without them."""
-        # Any: entries of a record that ``keep`` wrote
-        record: Any = self._context.state.config_records.get(NAME)
-        clients, trust = self._identities, self._trust
-        if record is None:
-            raise StateLostError(f"client {self._key[1]}: its keys of this run are not here")
-        token, live = _LIVE.get(self._key, ("", None))
-        if live is not None and token == record["token"]:
-            before = live[1].trust
-            if before and (not trust or before.registry.digest != trust.registry.digest):
-                raise StateLostError("the registry is another one: bind again")
-            return live
-        if self._in_process:
-            raise StateLostError(f"client {self._key[1]}: its keys were in another process")
-        form, local = str(record["form"]), record["alignment"]
-        if (trust is not None) != (form == VERIFIED):
-            raise StateLostError("the kept keys were made for another setting of strategy.trust")
-        host = SumClient.from_bytes(record["keys"], trust, least=self._least)
-        if set(host.clients) != set(clients):
-            raise StateLostError("the keys that were kept belong to other clients")
-        if form == PLAIN:
-            return form, host, PlaintextAlignmentClient.from_bytes(local, clients)
-        aligner = AlignmentClient.from_bytes(local, host.run_id, clients, trust)
-        begin_alignment(host, aligner)
-        return form, host, aligner
-
-    def keep(self, form: str, host: SumClient, aligner: Aligner) -> None:
-        record = ConfigRecord({"token": secrets.token_hex(8)})
-        if not self._in_process:
-            record["form"] = form
-            record["keys"], record["alignment"] = host.to_bytes(), aligner.to_bytes()
-        self._context.state[NAME] = record
-        _LIVE[self._key] = (str(record["token"]), (form, host, aligner))
-
-    # Any: the host, and an ``Aligner`` in the form that the run has, which the caller knows
-    @contextmanager
-    def opened(self) -> Iterator[tuple[Any, Any]]:
-        """Work with both objects; keep them if the block ends without an error."""
-        form, host, aligner = self.load()
-        yield host, aligner
-        self.keep(form, host, aligner)
-
-    def drop(self) -> None:
-        self._context.state.pop(NAME, None)
-        _LIVE.pop(self._key, None)
-
-
-def begin_alignment(host: SumClient, aligner: AlignmentClient) -> None:
-    """Give the alignment what the parties of an epoch have agreed on."""
-    if (epoch := host.epoch) is not None:
-        aligner.begin(epoch.digest, epoch.parties.tolist(), epoch.points)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from flower_graph.data.description import NewGraph
-from flower_graph.data.graph import EgoNetwork
+from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import (
     Cohort,
     Judged,
@@ -216,7 +216,7 @@ class EgoCohort(Cohort):
 
     Parameters
     ----------
-    egos : sequence of EgoNetwork
+    egos : sequence of ClientGraph
         The clients.
     settings : EgoSettings
         Their models and training.
@@ -228,7 +228,7 @@ class EgoCohort(Cohort):
 
     def __init__(
         self,
-        egos: Sequence[EgoNetwork],
+        egos: Sequence[ClientGraph],
         settings: EgoSettings,
         tensors: Tensors | None = None,
         device: torch.device | str = "cpu",
@@ -288,7 +288,7 @@ def train_alone(graph: NewGraph, settings: EgoSettings, trains: Tensor, rounds: 
     assert graph.edge_index is not None
     nodes, nobody = torch.arange(graph.y.numel()), torch.zeros_like(trains)
     held = nodes, graph.x, graph.y, graph.edge_index, None, trains, nobody, nobody
-    with EgoCohort([EgoNetwork(0, *held)], settings).part() as group:
+    with EgoCohort([ClientGraph(0, *held)], settings).part() as group:
         for number in range(rounds):
             group.train(number)
         return group.logits().softmax(1)

@@ -25,7 +25,7 @@ from flower_graph.method.trust import OpenedSums
 from flower_graph.secure.node_config import FEWEST_PARTIES, MOST_BLOCK
 
 if TYPE_CHECKING:
-    from flower_graph.data.graph import EgoNetwork
+    from flower_graph.data.graph import ClientGraph
 
 APP = "fedscem"
 FEDSCEM = "masked-embedding-averaging"
@@ -214,7 +214,7 @@ class FedSCemConfig(RunConfig):
         keys = "exchange keys and " if self.masks_sums else ""
         return f"first clients {keys}find the nodes that they share ({self.strategy.alignment})"
 
-    def local_steps(self, graphs: Sequence[EgoNetwork]) -> float:
+    def local_steps(self, graphs: Sequence[ClientGraph]) -> float:
         how = self.strategy
         is_ours, size = how.name == FEDSCEM, how.batch_size or sys.maxsize
         sizes = [ego.nodes.numel() for ego in graphs] if is_ours else []

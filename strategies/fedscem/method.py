@@ -17,17 +17,17 @@ from flower_graph.data.description import NewGraph
 from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_ego_folder
 from flower_graph.data.folders.party import RunFolder
-from flower_graph.data.graph import EgoNetwork
+from flower_graph.data.graph import ClientGraph
 from flower_graph.data.partition.client_graphs import partition_egos
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.flower_compat import Mod, NumPyClient
-from flower_graph.method import OwnGraphMethod
+from flower_graph.method import GraphMethod
 from flower_graph.method.base import class_names, edges_of
 from flower_graph.method.permits import Permits
 from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.central import central_noise
-from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
+from flower_graph.privacy.local import ClientNoise, client_noise
 from flower_graph.server.averaging import ReportedFedAvg, make_robust
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage, SageClient
 from flower_graph.strategies.fedscem.client import EgoModelClient, EgoNetworkClient, Hiding
@@ -66,12 +66,11 @@ FARTHEST = 7
 NOBODY = "a newcomer starts from the mean of nobody, the weights that all clients began with"
 
 
-class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
+class FedSCem(GraphMethod[FedSCemConfig, Server]):
     """Every client is an ego-network."""
 
     name = APP
     schema = FedSCemConfig
-    graph = EgoNetwork
     client, clients = "ego-network", "ego-networks"
     heterophily = (
         "FedSCem's GCN smooths over edges: at homophily 0.1 it gained over training alone, to 0.32 "
@@ -99,7 +98,6 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         how["device"] = config.device
         settings = ego_settings(config, folder)
         if config.strategy.name != FEDSCEM:
-            require_one_client(config.privacy, [ego.client for ego in egos])
             kind = SageClient if config.strategy.name in SAGE else EgoModelClient
             averages = config.strategy.name in ("fed-sage", *AVERAGING)
             return kind(context, egos, settings, averages=averages, **how)
@@ -109,11 +107,11 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         trust = trust_of(context, hides=noised) if config.strategy.distrusts else None
         return EgoNetworkClient(context, egos, settings, **how, hiding=hiding, trust=trust)
 
-    def load_graphs(self, config: FedSCemConfig) -> list[EgoNetwork]:
+    def load_graphs(self, config: FedSCemConfig) -> list[ClientGraph]:
         path, how = clients_path(config.data), config.partition
         if path is None:
             whole = cached_data(config)
-            return Clients.cut(partition_egos(whole, how, config.seed), whole)
+            return Clients.cut(partition_egos(whole, how, config.seed), whole, is_identified=True)
         egos = load_ego_folder(path, how, config.seed, ReadOptions.of(config.data))
         if len(egos) < 2 and config.masks_sums:
             raise ConfigError(f"data.name: {str(path)!r} has 1 client; a masked sum needs 2")

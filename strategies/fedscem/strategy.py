@@ -458,14 +458,9 @@ class EgoSession(Session):
         server = SumServer(dropout=how.dropout)
         if how.registry is not None:
             server = PartySums(how.registry, dropout=how.dropout, differ_by=how.differ_by)
-        super().__init__(
-            EgoMembership(how.alignment, server, how.least_holders),
-            min_nodes=max(server.fewest_nodes, how.fewest_nodes),
-            participation=how.participation,
-            seed=seed,
-            checkpoint_dir=checkpoint_dir,
-            checkpoint_every=checkpoint_every,
-        )
+        members = EgoMembership(how.alignment, server, how.least_holders)
+        super().__init__(members, how, seed, checkpoint_dir, checkpoint_every)
+        self.min_nodes = max(server.fewest_nodes, self.min_nodes)
         self.sums = EgoSums(
             self.send,
             members=self.members,

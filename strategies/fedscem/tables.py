@@ -18,7 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from flower_graph.client.learner import NODES
-from flower_graph.data.graph import EgoNetwork, WholeGraph, to_undirected
+from flower_graph.data.graph import ClientGraph, WholeGraph, to_undirected
 from flower_graph.data.partition.client_graphs import split_global
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.cohort import Judged, joined, placed_on
@@ -53,12 +53,12 @@ def train(config: FedSCemConfig) -> list[Epoch]:
     return epochs
 
 
-def _whole(data: WholeGraph, config: FedSCemConfig) -> EgoNetwork:
+def _whole(data: WholeGraph, config: FedSCemConfig) -> ClientGraph:
     count = int(data.y.numel())
     nobody = torch.zeros(count, dtype=torch.bool)
     edges = to_undirected(data.edge_index, count)
     held = torch.arange(count), data.x, data.y, edges, None, nobody, nobody, nobody
-    network = EgoNetwork(0, *held)
+    network = ClientGraph(0, *held)
     partition = config.partition
     seed = config.seed if partition.seed is None else partition.seed
     return split_global([network], data.y, partition.ratios, seed)[0]
@@ -72,7 +72,7 @@ def costs(config: FedSCemConfig) -> list[Row]:
 
 
 def costs_by_size(
-    egos: Sequence[EgoNetwork], settings: EgoSettings, *, groups: int = 10
+    egos: Sequence[ClientGraph], settings: EgoSettings, *, groups: int = 10
 ) -> list[Row]:
     """Train ego-networks of about equal size together, from the smallest to the largest."""
     # A round is FedSCem's at a client: a step on the classification loss, embeddings, a step with
@@ -89,7 +89,7 @@ def costs_by_size(
 
 
 def _figures(
-    egos: Sequence[EgoNetwork], is_shared: torch.Tensor, settings: EgoSettings
+    egos: Sequence[ClientGraph], is_shared: torch.Tensor, settings: EgoSettings
 ) -> dict[str, float]:
     place = is_shared[torch.cat([ego.nodes for ego in egos])].nonzero().flatten()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -103,7 +103,7 @@ def _figures(
         seconds.append(time.perf_counter() - started)
     return {
         "nodes": fmean(ego.nodes.numel() for ego in egos),
-        "edges": fmean(ego.edge_index.shape[1] / 2 for ego in egos),  # each counted once
+        "edges": fmean(ego.edges.shape[1] / 2 for ego in egos),  # each counted once
         "seconds-per-round": median(seconds) / len(egos),
         # Bytes of a client's tensors: graph, weights, optimiser, and those of a round
         "peak-mib": _peak(profiler) / len(egos) / 2**20,

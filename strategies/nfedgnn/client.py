@@ -356,7 +356,7 @@ class UsersClient(NumPyClient):
         self._x, self._model, self._device = x, user_model, resolve_device(device)
         places = self.state_name, self.users, checkpoint_dir
         self._state: CohortState[Any] = CohortState(
-            context, *places, self._start, self._build, copies=self.copies
+            context, *places, self._made, copies=self.copies
         )
 
     @property
@@ -386,20 +386,13 @@ class UsersClient(NumPyClient):
     def _restore(self, question: EnrolmentRequest) -> None:
         raise NotImplementedError
 
-    def _made(self) -> Cohort:
+    def _new(self) -> Cohort:
         """Make the users, from their data alone."""
         raise NotImplementedError
 
-    def _cohort(self) -> Cohort:
-        cohort: Cohort = self._state.once(self._made)
-        return cohort
-
-    def _start(self) -> Tensors:
-        return self._cohort().start()
-
-    def _build(self, tensors: Tensors) -> tuple[Cohort, Tensors]:
-        cohort = self._cohort()
-        cohort.hold(tensors)
+    def _made(self, tensors: Tensors | None) -> tuple[Cohort, Tensors]:
+        cohort = self._new()
+        cohort.hold(cohort.start() if tensors is None else tensors)
         return cohort, cohort.kept
 
     def _packed(self) -> ActiveRows:
@@ -524,7 +517,7 @@ class NodeClient(UsersClient):
     def _save(self, server_round: int, run: str) -> str:
         """Write a checkpoint, with the start of each user's rows of weights."""
         if self._file is None:
-            return self._state.save(server_round, run, {ROWS: self._cohort().rows.ptr.cpu()})
+            return self._state.save(server_round, run, {ROWS: self._state.look().rows.ptr.cpu()})
         try:
             row_file.copy(self._file, self._state.rows_at(server_round, run))
         except OSError as error:
@@ -546,7 +539,8 @@ class NodeClient(UsersClient):
             if before is None or not torch.isin(self.users[self.users < before], numbers).all():
                 return None
             self._state.drop()  # what a run that was stopped left in this process is of others
-            result, ptr = self._start(), self._cohort().rows.ptr.cpu()
+            cohort = self._new()
+            result, ptr = cohort.start(), cohort.rows.ptr.cpu()
             both = np.intersect1d(self.users.numpy(), numbers.numpy(), return_indices=True)
             here, there = (torch.from_numpy(place) for place in both[1:])
             rows, saved_rows = row_entries(ptr, here)[1], row_entries(more[ROWS], there)[1]
@@ -563,7 +557,7 @@ class NodeClient(UsersClient):
         if is_due and (why := self._save(resume.server_round, resume.run)):
             raise CheckpointError(why)
 
-    def _made(self) -> LinearCohort:
+    def _new(self) -> LinearCohort:
         if self._model is not None:
             return ModuleCohort(self._x.to(self._device), self._model, self.settings)
         if self._file is not None:
@@ -629,8 +623,8 @@ class CommonLayerClient(UsersClient, MaskingClient):
         elif key is not None and not key.check.any():
             raise StateLostError("the common key is not here")
         request = LatentRequest.from_numpy(parameters, config)
-        self._cohort()
         with self._state.opened() as layer:
+            layer.settings = self.settings  # the seed is another once the common key is here
             self._advance(layer, request.advance)
             reply = LatentReply(request.server_round, layer.round)
             if request.trains:
@@ -738,12 +732,7 @@ class CommonLayerClient(UsersClient, MaskingClient):
         before = question.before
         self._state.restore(question.resume, lambda saved, *_: saved if before else None)
 
-    def _made(self) -> CommonLayer:
+    def _new(self) -> CommonLayer:
         if self._model is not None:
             return CommonModule(self._x.to(self._device), self.users, self._model, self.settings)
         return CommonLayer(self._packed(), self.users, self.settings)
-
-    def _cohort(self) -> Cohort:
-        cohort = super()._cohort()
-        cohort.settings = self.settings  # the seed is another once the common key is here
-        return cohort

@@ -226,16 +226,8 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         self.num_classes = self.server.num_classes
         form = CommonLayer if is_common else OwnLayer
         self.layer: OwnLayer | CommonLayer = form(self, users)
-        super().__init__(
-            Session(
-                self.layer,
-                min_nodes=section.fewest_nodes,
-                participation=section.participation,
-                seed=config.seed,
-                checkpoint_dir=checkpoint_dir,
-                checkpoint_every=checkpoint_every,
-            )
-        )
+        places = checkpoint_dir, checkpoint_every
+        super().__init__(Session(self.layer, section, config.seed, *places))
 
     # A round
 

@@ -22,7 +22,7 @@ from flower_graph.audit.deviating import Deviation, of_sums
 from flower_graph.audit.scores import Finding, ranking
 from flower_graph.config.rules import require
 from flower_graph.data.folders.client_folder import clients_path
-from flower_graph.data.graph import OverlappingGraph
+from flower_graph.data.graph import ClientGraph
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError
 from flower_graph.ops.peers import cosine_similarities
@@ -160,7 +160,7 @@ class EmbeddingAudit(Audit[PPFLConfig]):
         return attack(grid.exchanges, _true_graph(config, method.graphs(config)), audit_rng(config))
 
 
-def _true_graph(config: PPFLConfig, graphs: Sequence[OverlappingGraph]) -> Graph:
+def _true_graph(config: PPFLConfig, graphs: Sequence[ClientGraph]) -> Graph:
     data = cached_data(config)
     count = int(data.num_nodes)
     edges = np.zeros((count, count), bool)
@@ -169,5 +169,7 @@ def _true_graph(config: PPFLConfig, graphs: Sequence[OverlappingGraph]) -> Graph
     np.fill_diagonal(edges, False)
     owner = np.full(count, -1)
     for graph in graphs:
-        owner[graph.nodes[~graph.public].numpy()] = graph.client
-    return Graph(edges, graphs[0].nodes[graphs[0].public].numpy(), owner)
+        assert graph.public is not None
+        public, private = (graph.nodes[chosen].numpy() for chosen in (graph.public, ~graph.public))
+        owner[private] = graph.client
+    return Graph(edges, public, owner)

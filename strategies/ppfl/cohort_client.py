@@ -235,7 +235,7 @@ class PublicNodeClient(NumPyClient):
         self.outputs = outputs or ClientOutputs(context)
         self._make = models or partial(SingleModels, members)
         places = "public-node-client", numbers, checkpoint_dir
-        self._state = CohortState[EmbeddingModels](context, *places, self._first, self._build)
+        self._state = CohortState[EmbeddingModels](context, *places, self._made)
 
     def get_properties(self, config: Config) -> Config:
         if config.get(CHECKPOINT, False):
@@ -326,10 +326,7 @@ class PublicNodeClient(NumPyClient):
         )
         return reply
 
-    def _first(self) -> Tensors:
-        return self._make(None).tensors
-
-    def _build(self, tensors: Tensors) -> tuple[EmbeddingModels, Tensors]:
+    def _made(self, tensors: Tensors | None) -> tuple[EmbeddingModels, Tensors]:
         models = self._make(tensors)
         return models, models.tensors
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from flower_graph.rng import derive_seed
 
 if TYPE_CHECKING:
-    from flower_graph.data.graph import OverlappingGraph
+    from flower_graph.data.graph import ClientGraph
     from flower_graph.strategies.ppfl.config import PPFLConfig
 
 Floats = NDArray[np.float32]
@@ -38,9 +38,9 @@ class DeepWalk:
     # It keeps one matrix between rounds; a model that is built from it goes on with the same
     # numbers.
 
-    def __init__(self, graph: OverlappingGraph, config: PPFLConfig, classes: int = 0) -> None:
+    def __init__(self, graph: ClientGraph, config: PPFLConfig, classes: int = 0) -> None:
         self.settings, self._run_seed, self.client = config.deepwalk, config.seed, graph.client
-        self.lists = neighbour_lists(graph.edge_index.numpy(), graph.nodes.numel())
+        self.lists = neighbour_lists(graph.edges.numpy(), graph.nodes.numel())
         self.connected = np.flatnonzero(np.diff(self.lists[0]))
         # Small, as word2vec starts.
         shape = graph.nodes.numel(), config.model.dimension

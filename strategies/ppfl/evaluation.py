@@ -20,7 +20,7 @@ from flower_graph.outputs.files import NODE_ROLES, Predictions, role_of
 from flower_graph.rng import derive_seed
 
 if TYPE_CHECKING:
-    from flower_graph.data.graph import OverlappingGraph
+    from flower_graph.data.graph import ClientGraph
     from flower_graph.strategies.ppfl.config import PPFLConfig
 
 SVC, MLP = CLASSIFIERS = ("svc", "mlp")
@@ -149,7 +149,7 @@ class GraphJudge:
 
     def __init__(
         self,
-        graph: OverlappingGraph,
+        graph: ClientGraph,
         config: PPFLConfig,
         classes: Sequence[str] | None = None,
         num_classes: int = 0,
@@ -210,7 +210,7 @@ class GraphJudge:
         return Predictions(client, *of_nodes, self.classes, fold).rows(predicted >= 0)
 
 
-def check_labels(graphs: list[OverlappingGraph], folds: int) -> None:
+def check_labels(graphs: list[ClientGraph], folds: int) -> None:
     """Refuse, before any training, clients whose held-out nodes cannot be evaluated."""
     for graph in graphs:
         for role in JUDGED:

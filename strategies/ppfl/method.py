@@ -15,14 +15,14 @@ from flower_graph.data.description import check_clients
 from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_overlapping_folder
 from flower_graph.data.folders.party import RunFolder
-from flower_graph.data.graph import OverlappingGraph
+from flower_graph.data.graph import ClientGraph
 from flower_graph.data.partition.client_graphs import overlapping_graphs
 from flower_graph.data.sources.datasets import cached_data
+from flower_graph.errors import DataError
 from flower_graph.flower_compat import NumPyClient
-from flower_graph.method import OwnGraphMethod, Partition
+from flower_graph.method import GraphMethod, Partition
 from flower_graph.method.base import class_names
 from flower_graph.outputs.client import client_folders
-from flower_graph.privacy.local import require_one_client
 from flower_graph.strategies.ppfl.cohort_client import (
     EmbeddingClient,
     PublicNodeClient,
@@ -50,12 +50,11 @@ OVERLAP_FIGURES = ("nodes-per-client", "public-per-client", "private-per-client"
 OVERLAPS = {"cora": (1489, 1083, 406), "citeseer": (1829, 1330, 499)}
 
 
-class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
+class PPFL(GraphMethod[PPFLConfig, ProcrustesAlignment]):
     """Every client has a graph; graphs overlap in public nodes."""
 
     name = APP
     schema = PPFLConfig
-    graph = OverlappingGraph
     heterophily = (
         "PPFL-GNN puts a node beside its neighbours: at homophily 0.1 it gained nothing over "
         "training alone, and both were near chance (`flower-graph docs results/heat-map`)"
@@ -77,7 +76,6 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
     def build_client(self, config: PPFLConfig, context: Context, out: Path | None) -> NumPyClient:
         require_gensim(config)
         here, folder = self.hosted(config, context)
-        require_one_client(config.privacy, [graph.client for graph in here])
         classes = self.num_classes(config, folder)
         names = class_names(self, config, folder)
         members = [make_member(graph, config, classes, names) for graph in here]
@@ -94,18 +92,18 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
 
     def hosted(
         self, config: PPFLConfig, context: Context
-    ) -> tuple[list[OverlappingGraph], RunFolder | None]:
+    ) -> tuple[list[ClientGraph], RunFolder | None]:
         here, folder = super().hosted(config, context)
         if folder is not None:
             check_labels(here, config.judge.folds)
         return here, folder
 
-    def graphs(self, config: PPFLConfig) -> list[OverlappingGraph]:
+    def graphs(self, config: PPFLConfig) -> list[ClientGraph]:
         graphs = super().graphs(config)
         check_labels(graphs, config.judge.folds)
         return graphs
 
-    def load_graphs(self, config: PPFLConfig) -> list[OverlappingGraph]:
+    def load_graphs(self, config: PPFLConfig) -> list[ClientGraph]:
         folder, parts = clients_path(config.data), config.partition
         if folder is not None:
             how = ReadOptions.of(config.data)
@@ -113,7 +111,7 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         whole = cached_data(config)
         graphs = overlapping_graphs(whole, parts, config.seed)
         classes = Clients.of(graphs).num_classes  # by the clients' labels
-        return Clients(graphs, classes, whole.classes, whole.notes, whole.treatment, whole)
+        return Clients(graphs, classes, whole.classes, whole.notes, whole.treatment, whole, True)
 
     def partition(self, config: PPFLConfig, *, true_edges: bool = False) -> Partition:
         return super().partition(config)._replace(paper=paper_sizes(config))
@@ -154,10 +152,12 @@ def paper_sizes(config: PPFLConfig) -> dict[str, int]:
 
 
 def make_member(
-    graph: OverlappingGraph, config: PPFLConfig, classes: int, names: Sequence[str] | None = None
+    graph: ClientGraph, config: PPFLConfig, classes: int, names: Sequence[str] | None = None
 ) -> EmbeddingClient:
     """Make a client of its graph: ids, public rows, model and judge."""
     check_clients([graph])
+    if graph.public is None:
+        raise DataError(f"client {graph.client}: public is missing: must be bool [n]")
     return EmbeddingClient(
         number=graph.client,
         nodes=graph.nodes.numpy(),

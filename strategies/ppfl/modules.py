@@ -39,7 +39,7 @@ from flower_graph.outputs.files import SavedModels
 from flower_graph.rng import derive_seed, generator
 
 if TYPE_CHECKING:
-    from flower_graph.data.graph import OverlappingGraph
+    from flower_graph.data.graph import ClientGraph
     from flower_graph.strategies.ppfl.config import PPFLConfig
 
 Floats = NDArray[np.float32]
@@ -167,7 +167,7 @@ class GATCohort(Cohort):
 
     Parameters
     ----------
-    graphs : sequence of OverlappingGraph
+    graphs : sequence of ClientGraph
         The clients' graphs.
     config : PPFLConfig
         The run's settings.
@@ -181,7 +181,7 @@ class GATCohort(Cohort):
 
     def __init__(
         self,
-        graphs: Sequence[OverlappingGraph],
+        graphs: Sequence[ClientGraph],
         config: PPFLConfig,
         classes: int,
         tensors: Tensors | None = None,
@@ -190,10 +190,10 @@ class GATCohort(Cohort):
         features, device, placed = graphs[0].x.shape[1], graphs[0].x.device, []
         for graph in graphs:
             check_sizes(graph, features, classes)
-            known = graph.train_mask & (graph.train_y >= 0)
+            known = graph.train_mask & (graph.labels >= 0)
             if not known.any():
                 raise ValueError(f"client {graph.client}: no training node has a label")
-            learnt = replace(graph, y=graph.train_y, train_mask=known)
+            learnt = replace(graph, y=graph.labels, train_mask=known)
             placed.append(placed_on(learnt, device, is_dense=False))
         widths, gat = (features, config.model.dimension, classes), config.gat
         self.make = partial(GAT, *widths, heads=gat.heads, dropout=gat.dropout)
@@ -297,7 +297,7 @@ def _pulled(graph: GraphOnDevice, asked: Asked) -> tuple[Tensor, Tensor]:
 class PublicGAT(GATCohort):
     """One client's GAT as an embedding model."""
 
-    def __init__(self, graph: OverlappingGraph, config: PPFLConfig, classes: int) -> None:
+    def __init__(self, graph: ClientGraph, config: PPFLConfig, classes: int) -> None:
         super().__init__([graph], config, classes)
 
     def learn(self, rows: Integers, targets: Floats | None, server_round: int) -> float:

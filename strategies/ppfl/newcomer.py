@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flower_graph.data.description import check_clients
 from flower_graph.data.folders.client_folder import identities_in
-from flower_graph.data.graph import OverlappingGraph, to_undirected
+from flower_graph.data.graph import ClientGraph, to_undirected
 from flower_graph.errors import DataError, OutputError
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.rng import derive_seed
@@ -213,7 +213,7 @@ def join_graph(run: FinishedRun, graph: NewGraph, client: int | None = None) -> 
     held = numbers, graph.x, graph.y, edges, None, train, nobody, nobody
     public = torch.from_numpy(np.isin(nodes, named))
     number = int(every.client.max()) + 1
-    new = OverlappingGraph(number, *held, public=public, train_y=graph.y)
+    new = ClientGraph(number, *held, public=public, train_y=graph.y)
     check_clients([new])
     whole = PublicSpace(named[placed.public], placed.embeddings[placed.public])
     space, out = whole.split(nodes, HELD_BACK, config.seed)

@@ -58,7 +58,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.config.rules import choice
-from flower_graph.config.schema import check_settings
 from flower_graph.ops import align_pairs, alignment_precision, consensus, orthogonal_procrustes
 from flower_graph.records.participation import NOT_READY, Participation
 from flower_graph.records.rounds import RoundReport
@@ -214,19 +213,10 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         **fields: Any,
     ) -> None:
         self.settings = settings or StrategyConfig(**{"alignment": self.forms[0]} | fields)
-        check_settings(self.settings)
         choice(*self.forms).check("alignment", self.settings.alignment)
         self.clients = PublicMembership()
-        super().__init__(
-            Session(
-                self.clients,
-                min_nodes=self.settings.fewest_nodes,
-                participation=self.settings.participation,
-                seed=seed,
-                checkpoint_dir=checkpoint_dir,
-                checkpoint_every=checkpoint_every,
-            )
-        )
+        places = checkpoint_dir, checkpoint_every
+        super().__init__(Session(self.clients, self.settings, seed, *places))
 
     def draw_pictures(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
         if any(report.alignment for report in reports):

@@ -250,7 +250,7 @@ def test_state_in_memory_is_not_encrypted_and_that_is_refused(where: str, tmp_pa
     config: dict[str, Any] = {"state-dir": where, "state-key": key_file(tmp_path)}
     context = Context(1, 3, config, RecordDict(), {})
     for use in (
-        lambda: CohortState(context, "client", [0], tmp_path, dict, lambda found: (0, found)),
+        lambda: CohortState(context, "client", [0], tmp_path, lambda found: (0, found or {})),
         lambda: keep_state(Message(RecordDict(), 3, "train"), context, lambda *_: pytest.fail()),
     ):
         with pytest.raises(ConfigError, match="memory"):

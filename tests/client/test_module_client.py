@@ -9,6 +9,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedAvg
+from graph_helpers import Outcome
 from structure_helpers import toy_clients
 from torch import Tensor, nn
 from torch.nn import functional
@@ -100,9 +101,8 @@ def run(
     shared = SharedModule(make, SEED, local)
     app = make_client_app(client_fn)
     grid = InProcessGrid(app, num_supernodes=supernodes)
-    strategy, reports = kind(shared, settings, **options), list[RoundReport]()
-    strategy.start(grid, None, rounds, 30.0, on_round=reports.append)
-    return strategy, reports
+    outcome = Outcome(kind(shared, settings, **options), grid).run(rounds, timeout=30.0)
+    return outcome.strategy, outcome.reports
 
 
 def called(net: nn.Module, graph: Any) -> Tensor:

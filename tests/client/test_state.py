@@ -49,8 +49,9 @@ def some(count: int) -> Tensors:
 def cohort_of(context: Context, begun: Tensors | None = None) -> CohortState[Tensors]:
     """Return the state of clients whose object is their tensors."""
     copies = context.node_config.get("state-dir") != IN_PROCESS
+    made = begun or {}
     return CohortState(
-        context, NAME, [0], None, lambda: begun or {}, lambda found: (found, found), copies=copies
+        context, NAME, [0], None, lambda found: (found or made, found or made), copies=copies
     )
 
 

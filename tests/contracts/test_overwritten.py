@@ -1,6 +1,7 @@
 """A run takes the place of an old one, of every method; what no run wrote is never deleted."""
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -73,10 +74,6 @@ def test_an_old_run_stays_until_the_new_one_may_begin(tmp_path: Path) -> None:
     assert files(tmp_path) == before
     with pytest.raises(ConfigError):
         fg.run(str(tmp_path / "config.yaml"), out=tmp_path, overwrite=True)
-    lock = FolderLock(tmp_path)
-    try:
-        with pytest.raises(OutputError):
-            train("fedavg", tmp_path)
-    finally:
-        lock.release()
+    with closing(FolderLock(tmp_path)), pytest.raises(OutputError):
+        train("fedavg", tmp_path)
     assert files(tmp_path) == before

@@ -17,7 +17,7 @@ from flower_graph.apps.run import run
 from flower_graph.data.graph import called
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError, OutputError
-from flower_graph.method import OwnGraphMethod
+from flower_graph.method import GraphMethod
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
 
@@ -162,7 +162,7 @@ def test_saved_models_are_plain_modules(left: tuple[Setup, fg.Run, str], tmp_pat
     setup, there, _ = left
     config = setup.load("rounds=3")
     method, graphs = method_of(config), dict[int | None, Any]()
-    if isinstance(method, OwnGraphMethod):
+    if isinstance(method, GraphMethod):
         for graph in method.graphs(config):
             x = graph.x if graph.x.layout == torch.strided else graph.x.to_dense()
             names = called([graph])

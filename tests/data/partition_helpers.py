@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flower_graph.config.partition import PartitionSection
 from flower_graph.data import Graph, csbm, to_undirected
 
 RATIOS = [0.6, 0.2, 0.2]
+SPLIT = PartitionSection()  # by these ratios
 # 0 - 1 - 2 - 3 - 4, with 1 - 3 as well; 5 has no neighbour.
 ONE_WAY = [[0, 1, 2, 3, 1], [1, 2, 3, 4, 3]]
 EDGES = to_undirected(torch.tensor(ONE_WAY), 6)

@@ -11,7 +11,7 @@ import networkx as nx
 import pytest
 import scipy.sparse
 import torch
-from partition_helpers import tables
+from partition_helpers import SPLIT, tables
 from torch_geometric.data import Batch, Data
 from torch_geometric.transforms import ToSparseTensor
 from torch_geometric.utils import from_networkx
@@ -23,7 +23,6 @@ from flower_graph.data.description import read_labels
 from flower_graph.data.features import PLAIN, Treatment
 from flower_graph.data.features import ReadOptions as How
 from flower_graph.data.folders.client_folder import (
-    RATIOS,
     client_graphs,
     clients_path,
     load_ego_folder,
@@ -32,7 +31,7 @@ from flower_graph.data.folders.client_folder import (
 )
 from flower_graph.data.folders.party import graph_tensors, read_graph
 from flower_graph.data.given import with_saved_graphs
-from flower_graph.data.graph import ClientGraph, Graph, called
+from flower_graph.data.graph import Graph, called
 from flower_graph.data.new_graph import DataForm, read_new_graph
 from flower_graph.data.partition.client_graphs import partition_graph
 from flower_graph.data.sources.datasets import load_file, load_graph, read_file
@@ -106,7 +105,7 @@ def test_another_clients_columns_are_found_by_name(kind, tmp_path):
     (tmp_path / "clients" / "a" / "tables").rename(tmp_path / "clients" / "first")
     other = with_order(tmp_path, kind, TURNED)
     other.rename(tmp_path / "clients" / f"second{other.suffix}")
-    clients = load_folder(tmp_path / "clients", RATIOS, 0)
+    clients = load_folder(tmp_path / "clients", SPLIT, 0)
     assert [one.x.tolist() for one in clients] == [X, X]
 
 
@@ -137,7 +136,7 @@ def test_features_without_names_are_taken_by_place_and_this_is_said(tmp_path, ca
     with_order(tmp_path / "clients", "g.json", ("label", "age", "income"))
     torch.save(Data(x=torch.tensor(X), edge_index=torch.tensor([[0], [1]]), y=LABELS),
                tmp_path / "clients" / "z.pt")  # fmt: skip
-    assert load_folder(tmp_path / "clients", RATIOS, 0)[1].x.tolist() == X
+    assert load_folder(tmp_path / "clients", SPLIT, 0)[1].x.tolist() == X
     assert "z.pt: its features have no names" in caplog.text and "age, income" in caplog.text
     config = DataConfig(str(tmp_path / "clients" / "z.pt"), split="auto", features="as-is")
     new = read_new_graph(tmp_path / "clients" / "g.json", form_of(load_graph(config), config))
@@ -686,7 +685,7 @@ def test_hidden_files_are_none_and_capital_endings_are(tmp_path):
         (folder / name).write_bytes(b"\0")
     where = [where for where, _ in client_graphs(folder)]
     assert where == [f"file {folder}/{name}" for name in ("a.JSON", "b", "c.GraphML", "d.pt")]
-    assert len(load_folder(folder, RATIOS, 0)) == 4
+    assert len(load_folder(folder, SPLIT, 0)) == 4
     (folder / "e.csv").touch()
     said(lambda: list(client_graphs(folder)), "e.csv", "nodes.csv")
 
@@ -696,12 +695,12 @@ def test_a_folder_with_other_names_is_refused_with_them(tmp_path):
     saved(folder / "a.json", network())
     tables(folder / "b", people(), EDGES)
     (folder / "b" / "nodes.csv").rename(folder / "b" / "people.csv")
-    said(lambda: load_folder(folder, RATIOS, 0), "edges.csv, people.csv", "nodes.csv")
+    said(lambda: load_folder(folder, SPLIT, 0), "edges.csv, people.csv", "nodes.csv")
     (folder / "a.json").rename(folder / "a.gml")
-    said(lambda: load_folder(folder, RATIOS, 0), "a.gml")
+    said(lambda: load_folder(folder, SPLIT, 0), "a.gml")
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "people.txt").touch()
-    said(lambda: load_folder(tmp_path / "none", RATIOS, 0), "people.txt")
+    said(lambda: load_folder(tmp_path / "none", SPLIT, 0), "people.txt")
 
 
 def test_names_of_the_kinds_lead_to_them_and_others_are_refused_with_the_remedy(
@@ -841,7 +840,7 @@ def test_all_clients_have_the_same_features(tmp_path):
     tables(tmp_path / "all" / "one", TOWNS)
     other = "name,label,split,town,age\nanna,cat,train,chur,100\nbert,dog,val,genf,\n"
     tables(tmp_path / "all" / "two", f"{other}cora,cat,test,chur,100\ndora,dog,train,,100\n")
-    clients = load_folder(tmp_path / "all", RATIOS, seed=0, how=FILLED)
+    clients = load_folder(tmp_path / "all", SPLIT, 0, how=FILLED)
     # Known ages: 30, 60, 60, 100, 100, 100. Of six towns, two each.
     thirds = [1 / 3] * 3
     assert clients.treatment is not None and clients.treatment.columns is not None
@@ -860,14 +859,18 @@ def test_clients_know_their_nodes_names(tmp_path):
     for graph in graphs:
         assert graph.called == tuple(names[node] for node in graph.nodes.tolist())
         local = {f"0.{key}": value for key, value in graph_tensors(graph).items()}
-        assert read_graph(ClientGraph, 0, local).called == graph.called
+        assert read_graph(0, local).called == graph.called
     assert called(graphs) == [name for graph in graphs for name in graph.called or ()]
     for folder, people in (("one", "zebcda"), ("two", "bcdefg")):
         rows = (f"{name},{row % 2},{row},{12 - row}\n" for row, name in enumerate(people))
         tables(tmp_path / folder, "name,label,p,q\n" + "".join(rows))
     ratios = [0.4, 0.3, 0.3]
     egos = load_ego_folder(tmp_path, PartitionSection(ratios=ratios), 0)
-    assert load_folder(tmp_path, ratios, 0)[0].called == egos[0].called == tuple("zebcda")
+    assert (
+        load_folder(tmp_path, PartitionSection(ratios=ratios), 0)[0].called
+        == egos[0].called
+        == tuple("zebcda")
+    )
     how = PartitionConfig(ratios=ratios)  # in the order of the identities' numbers
     assert load_overlapping_folder(tmp_path, how, 0)[0].called == tuple("abcdez")
 

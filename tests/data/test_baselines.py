@@ -1,15 +1,17 @@
 """Guesses and regressions: figures worked out by hand, judged as the methods judge themselves."""
 
 import math
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
-from graph_helpers import Toy, toy
+from graph_helpers import toy
 from sklearn.linear_model import LogisticRegression
 
 from flower_graph.data import baselines
 from flower_graph.data.baselines import client_baselines, graph_baselines, own_baselines
+from flower_graph.data.folders.client_folder import Clients
+from flower_graph.data.graph import Graph
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
 from flower_graph.report.result import baseline_figures
@@ -19,11 +21,6 @@ FIRST = toy(0, [[1.0]] * 6, [0, 0, 1, 0, 0, 1], roles="ttteee")
 SECOND = toy(1, [[1.0]] * 8, [1, 1, 1, 2, 1, 1, 2, 2], roles="tttteeev")
 THIRD = toy(2, [[1.0]] * 2, [0, -1], roles="te")  # what has no label is not judged
 FOURTH = toy(3, [[1.0]] * 4, [1, 1, 1, 0], roles="eeee")  # trains on nothing
-
-
-def ego(graph: Toy, identities: list[int]) -> SimpleNamespace:
-    """Make a client whose nodes others may hold too."""
-    return SimpleNamespace(**vars(graph), identities=identities)
 
 
 def test_guesses_are_means_over_the_clients_that_have_such_nodes():
@@ -60,10 +57,10 @@ def test_clients_alone_know_nothing_of_each_other():
 
 
 def test_clients_train_on_their_noisy_labels_and_are_judged_by_the_true_ones():
-    given = vars(toy(0, [[1.0]] * 6, [0, 0, 0, 1, 1, 0], roles="ttteee"))
-    noisy = SimpleNamespace(**given, train_y=torch.tensor([1, 1, 0, 0, 0, 0]))
+    given = toy(0, [[1.0]] * 6, [0, 0, 0, 1, 1, 0], roles="ttteee")
+    noisy = replace(given, train_y=torch.tensor([1, 1, 0, 0, 0, 0]))
     assert client_baselines([noisy])["majority"]["test"] == pytest.approx(2 / 3)  # says 1
-    assert client_baselines([SimpleNamespace(**given)])["majority"]["test"] == pytest.approx(1 / 3)
+    assert client_baselines([given])["majority"]["test"] == pytest.approx(1 / 3)
 
 
 def test_where_nobody_trains_on_labels_the_judged_ones_are_guessed_by():
@@ -98,8 +95,7 @@ def test_the_regression_is_scikit_learns(form):
         pair = tuple(float(model.score(scaled[m].numpy(), y[m].numpy())) for m in (val, test))
         best = pair if pair[0] > best[0] else best
     given = x.to_sparse_csr() if form == "sparse" else x
-    masks = {"train_mask": train, "val_mask": val, "test_mask": test}
-    graph = SimpleNamespace(x=given, y=y, edge_index=None, **masks)
+    graph = Graph(given, torch.empty(2, 0, dtype=torch.int64), y, 3, train, val, test)
     found = graph_baselines(graph)["logistic-regression"]
     assert (found["val"], found["test"]) == pytest.approx(best, abs=0.0101)
 
@@ -112,9 +108,9 @@ def test_a_label_that_another_client_trains_on_tells_nothing():
     clients = [toy(number, x, y.tolist(), roles=role) for number, role in enumerate(roles)]
     known = client_baselines(clients)["logistic-regression"]["test"]
     assert known == 1.0  # by their numbers alone the clients have 120 nodes
-    honest = [ego(client, list(range(60))) for client in clients]
+    honest = Clients(clients, 4, is_identified=True)
     assert client_baselines(honest)["logistic-regression"]["test"] < 0.5
-    apart = [ego(client, list(range(60 * n, 60 * n + 60))) for n, client in enumerate(clients)]
+    apart = honest.replaced(replace(one, nodes=one.nodes + 60 * one.client) for one in clients)
     assert client_baselines(apart)["logistic-regression"]["test"] == known
 
 
@@ -145,7 +141,7 @@ def test_labels_spread_over_each_clients_own_edges(monkeypatch):
     second = toy(1, [[1.0]] * 4, [1, 2, 1, 2], [(0, 2), (1, 3)], "ttee")
     assert client_baselines([first, second])["label-propagation"]["test"] == 1.0
     assert graph_baselines(first)["label-propagation"]["test"] == 1.0
-    bare = SimpleNamespace(**vars(second), is_graphless=True)  # its edges are not for it to use
+    bare = replace(second, edge_index=None, hidden_edges=second.edge_index)  # not for it to use
     found = client_baselines([first, bare])["label-propagation"]["test"]
     assert found == pytest.approx((1 + 1 / 2) / 2)  # 1, the first of its equals, for 1 and 2
     # 2 and 3 are tested: 2 is joined to a training node, 3 to a validation node of another class

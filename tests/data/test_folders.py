@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from partition_helpers import RATIOS, mask, roles, tables
+from partition_helpers import RATIOS, SPLIT, mask, roles, tables
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -45,7 +45,7 @@ from flower_graph.data.folders.party import (
     write_folder,
     write_run,
 )
-from flower_graph.data.graph import ClientGraph, EgoNetwork, OverlappingGraph
+from flower_graph.data.graph import ClientGraph
 from flower_graph.data.partition.statistics import client_statistics
 from flower_graph.data.sources.datasets import saved_at
 from flower_graph.errors import ConfigError, DataError, OutputError
@@ -112,7 +112,7 @@ def test_files_become_clients_with_their_masks_or_drawn_ones(tmp_path):
     folder = saved(tmp_path / "c", first | {"edge_index": None}, graph(*range(6), **own, **loop))
     torch.save({**graph(*range(6), **own), "edge_index": None}, folder / "c.pt")
     (folder / "README.txt").write_text("not a client", encoding="utf-8")
-    clients = first, second, third = load_folder(folder, RATIOS, seed=0)
+    clients = first, second, third = load_folder(folder, SPLIT, 0)
     assert [one.client for one in clients] == [0, 1, 2]
     assert [one.is_graphless for one in clients] == [True, False, True]
     assert second.edge_index is not None and second.edge_index.tolist() == [[0, 1], [1, 0]]
@@ -122,9 +122,9 @@ def test_files_become_clients_with_their_masks_or_drawn_ones(tmp_path):
     for drawn in (second, third):
         found = torch.stack([drawn.train_mask, drawn.val_mask, drawn.test_mask])
         assert found.sum(1).tolist() == [3, 1, 1] and found.sum(0).tolist() == [1] * 5 + [0]
-    draws = [load_folder(folder, RATIOS, seed)[1].train_mask.tolist() for seed in range(6)]
+    draws = [load_folder(folder, SPLIT, seed)[1].train_mask.tolist() for seed in range(6)]
     assert draws[0] == second.train_mask.tolist() and any(draw != draws[0] for draw in draws)
-    assert load_folder(folder, RATIOS, 0, how=ReadOptions(features="row"))[1].x[
+    assert load_folder(folder, SPLIT, 0, how=ReadOptions(features="row"))[1].x[
         1
     ].tolist() == pytest.approx([0.4, 0.6])
 
@@ -153,7 +153,7 @@ UNSHARED: list[tuple[dict[str, Any], str]] = [
     ({"y": torch.full((3,), -1)}, "3 nodes"),
 ]
 LOADERS: dict[str, tuple[Callable[[Path], Any], list[tuple[dict[str, Any], str]]]] = {
-    "graphs": (lambda path: load_folder(path, RATIOS, 0), []),
+    "graphs": (lambda path: load_folder(path, SPLIT, 0), []),
     "egos": (load_egos, UNFIT),
     "shared": (lambda path: load_shared(path, [1, 0, 0]), UNFIT + UNSHARED),
 }
@@ -333,7 +333,7 @@ def test_one_graph_is_cut_into_the_clients_that_its_nodes_name(tmp_path, caplog)
     assert bern.edge_index.tolist() == zug.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
     for said in ("2 edges between clients left out", "1 nodes without a client left out"):
         assert f"file {one}: {said}" in caplog.text
-    clients = load_folder(one, [1 / 3, 1 / 3, 1 / 3], 0)
+    clients = load_folder(one, PartitionSection(ratios=[1 / 3, 1 / 3, 1 / 3]), 0)
     assert [client.y.tolist() for client in clients] == [[0, 1, 0], [0, 1, 1]]
     # anna, bert, cora, emil: dora is no client's
     a, b = load_shared(one)
@@ -535,10 +535,10 @@ def client_graph(client: int, hidden: bool) -> ClientGraph:
 OPEN = client_graph(1, hidden=False)
 assert OPEN.edge_index is not None
 MASKS = (OPEN.train_mask, OPEN.val_mask, OPEN.test_mask)
-EGO = EgoNetwork(1, OPEN.nodes, OPEN.x, OPEN.y, OPEN.edge_index, None, *MASKS)
+EGO = ClientGraph(1, OPEN.nodes, OPEN.x, OPEN.y, OPEN.edge_index, None, *MASKS)
 NAMED = replace(EGO, names=("Anna", "Zoë", "", "a b", "7", '"'))
 HELD = OPEN.nodes, sparse(OPEN.x), OPEN.y, OPEN.edge_index, None, *MASKS
-SHARING = OverlappingGraph(2, *HELD, public=OPEN.y > 0, train_y=1 - OPEN.y)
+SHARING = ClientGraph(2, *HELD, public=OPEN.y > 0, train_y=1 - OPEN.y)
 
 
 @pytest.mark.parametrize(
@@ -549,7 +549,7 @@ SHARING = OverlappingGraph(2, *HELD, public=OPEN.y > 0, train_y=1 - OPEN.y)
 def test_every_field_of_a_graph_comes_back(graph):
     tensors = {f"{graph.client}.{name}": t for name, t in graph_tensors(graph).items()}
     strangers = {f"1{name}": torch.zeros(1) for name in tensors}
-    found = read_graph(type(graph), graph.client, tensors | strangers)
+    found = read_graph(graph.client, tensors | strangers)
     for field in fields(graph):
         mine, theirs = getattr(graph, field.name), getattr(found, field.name)
         if isinstance(mine, Tensor):
@@ -560,7 +560,7 @@ def test_every_field_of_a_graph_comes_back(graph):
             assert mine == theirs, field.name
     del tensors[f"{graph.client}.y"]
     with pytest.raises(KeyError, match="'y'"):
-        read_graph(type(graph), graph.client, tensors)
+        read_graph(graph.client, tensors)
 
 
 # Dealing ----------------------------------------------------------------------------------------
@@ -581,7 +581,7 @@ def test_every_client_is_in_one_folder(tmp_path):
         assert found.clients == [*here]
         assert {key.partition(".")[0] for key in found.tensors} == {str(one) for one in here}
         for client in here:
-            y = read_graph(ClientGraph, client, found.tensors).nodes
+            y = read_graph(client, found.tensors).nodes
             assert torch.equal(y, graphs[client].nodes)
     server = open_folder(tmp_path / "server", SETTINGS, SERVER)
     assert (server.tensors, server.num_clients, server.clients) == ({}, 7, [])

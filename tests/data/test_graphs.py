@@ -39,6 +39,7 @@ from flower_graph.models import GCN
 DOCS = Path(__file__).parents[2] / "docs/reference/configuration.md"
 FILE, FOLDER, PYTHON, CLIENT, SERVER = "file", "folder", "python", "client", "server"
 RATIOS = [0.5, 0.25, 0.25]
+SPLIT = PartitionSection(ratios=RATIOS)
 
 
 PAIRS = torch.tensor([[0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1]])  # a triangle; 3, 4 and 5 alone
@@ -144,7 +145,7 @@ def through_file(content: dict[str, Any], folder: Path) -> None:
 def through_folder(content: dict[str, Any], folder: Path) -> None:
     torch.save(Data(**PLAIN), folder / "a.pt")
     torch.save(content, folder / "b.pt")
-    load_folder(folder, RATIOS, seed=0)
+    load_folder(folder, SPLIT, 0)
 
 
 def through_python(content: dict[str, Any], folder: Path) -> None:
@@ -222,10 +223,10 @@ def test_whatever_is_given_is_taken_or_refused_in_one_line(key):
 
 def test_numbers_of_nodes_are_no_features_of_several_clients(tmp_path):
     with pytest.raises(DataError, match=r"data\.no_features='one-hot'.*data\.no_features=deg"):
-        load_folder(tmp_path, RATIOS, seed=0, how=ReadOptions("one-hot"))
+        load_folder(tmp_path, SPLIT, 0, how=ReadOptions("one-hot"))
     for name in "ab":
         torch.save({**PLAIN, "x": None}, tmp_path / f"{name}.pt")
-    first, _ = load_folder(tmp_path, RATIOS, seed=0, how=ReadOptions("degree"))
+    first, _ = load_folder(tmp_path, SPLIT, 0, how=ReadOptions("degree"))
     assert first.x.argmax(1).tolist() == [2, 2, 2, 0, 0, 0]
     assert first.x.sum(1).tolist() == [1.0] * 6 and first.x.shape == (6, 32)
 
@@ -262,7 +263,7 @@ def test_a_thousand_classes_at_most_unless_the_graph_says_so():
 def test_clients_of_a_folder_have_common_classes(tmp_path):
     torch.save(PLAIN | {"y": torch.tensor([3, 3, 5, 5, 3, 3])}, tmp_path / "a.pt")
     torch.save(PLAIN | {"y": torch.tensor([5, 9, 9, 5, 9, -1])}, tmp_path / "b.pt")
-    clients = load_folder(tmp_path, RATIOS, seed=0)
+    clients = load_folder(tmp_path, SPLIT, 0)
     assert (clients.num_classes, clients.classes) == (3, ("3", "5", "9"))
     assert [one.y.tolist() for one in clients] == [[0, 0, 1, 1, 0, 0], [1, 2, 2, 1, 2, -1]]
 
@@ -336,9 +337,9 @@ def test_features_alike_by_what_was_done_to_them_are_said_to_be(tmp_path):
     for name in "ab":
         content = {key: value for key, value in PLAIN.items() if key != "edge_index"}
         torch.save(content | {"x": x}, tmp_path / f"{name}.pt")
-    assert len(load_folder(tmp_path, RATIOS, seed=0)) == 2
+    assert len(load_folder(tmp_path, SPLIT, 0)) == 2
     with pytest.raises(DataError, match=r"client 0.* 6 .*data\.features=as-is"):
-        load_folder(tmp_path, RATIOS, seed=0, how=ReadOptions(features="presence"))
+        load_folder(tmp_path, SPLIT, 0, how=ReadOptions(features="presence"))
 
 
 # Constructors -------------------------------------------------------------------------------------
@@ -507,9 +508,9 @@ def test_clients_parts_and_copies_keep_the_weights_of_their_edges(how):
 def test_clients_of_one_file_keep_the_weights_of_their_edges(tmp_path):
     data = weighted(client=[1, 0, 0, 0], train_mask=torch.ones(4) > 0, val_mask=torch.zeros(4) > 1)
     torch.save(data, tmp_path / "g.pt")
-    graphs = load_folder(tmp_path / "g.pt", [0.6, 0.2, 0.2], 0, how=WEIGHTED)
+    graphs = load_folder(tmp_path / "g.pt", SPLIT, 0, how=WEIGHTED)
     assert by_pair(graphs[0]) == {(0, 1): 3, (1, 0): 3, (1, 2): 5, (2, 1): 5}
-    with_none = load_folder(tmp_path / "g.pt", [0.6, 0.2, 0.2], 0)
+    with_none = load_folder(tmp_path / "g.pt", SPLIT, 0)
     assert all(one.edge_weight is None for one in with_none)
 
 

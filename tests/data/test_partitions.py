@@ -21,7 +21,8 @@ from torch_geometric.utils import k_hop_subgraph, subgraph
 
 from flower_graph.config.partition import PartitionSection
 from flower_graph.data import Graph, csbm, to_undirected
-from flower_graph.data.graph import ClientGraph, Masks, OverlappingGraph, neighbours_of
+from flower_graph.data.folders.client_folder import Clients
+from flower_graph.data.graph import ClientGraph, Masks, neighbours_of
 from flower_graph.data.partition.client_graphs import (
     CHUNK,
     DRAWS,
@@ -758,7 +759,7 @@ def test_figures_of_ego_networks_by_hand():
     first, second, alone = ego_networks(WHOLE, [0, 3, 5], hops=1)  # 0 1, then 1 2 3 4, then 5
     # The second trains on 1, which the first client tests, and on 2
     clients = [with_roles(first, [0], [], [1]), with_roles(second, [0, 1], [2], [3]), alone]
-    found = client_statistics(clients)
+    found = client_statistics(Clients(clients, 3, is_identified=True))
     check(
         found,
         """
@@ -832,12 +833,12 @@ def test_figures_of_communities_by_hand():
     assert found.figures["homophily-per-client"] == 1
 
 
-def sharing(number: int, *nodes: int, test: int) -> OverlappingGraph:
+def sharing(number: int, *nodes: int, test: int) -> ClientGraph:
     """Make a client whose first three nodes are a path, and whose nodes 1 and 3 are public."""
     held, both = torch.tensor(nodes), to_undirected(torch.tensor([[0, 1], [1, 2]]), len(nodes))
     public, y, nobody = (held == 1) | (held == 3), Y[held], held < 0
     given = held, torch.zeros(len(nodes), 7), y, both, None, nobody, nobody, nobody
-    graph = OverlappingGraph(number, *given, public=public, train_y=y)
+    graph = ClientGraph(number, *given, public=public, train_y=y)
     return with_roles(graph, [0], [], [test])
 
 

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, RecordDict
 from hostile_grid import Called
-from party_helpers import write_keys
 from run_folders import GRAPH, make_run
 from safetensors.torch import load, save
+from sum_helpers import write_keys
 
 from flower_graph import errors
 from flower_graph.apps.cli.run import Job
@@ -173,7 +173,8 @@ def of_figures(place: Path) -> Iterator[Target]:
 
 
 def of_parties(place: Path) -> Iterator[Target]:
-    file, (key, *_) = write_keys(5, place)
+    file, key = place / "registry.json", place / "key-0"
+    write_keys(5, place)
     registry, journal, public = Registry.read(file), place / "own.journal", key.with_suffix(".pub")
     Journal(journal).contribute(3, b"a run")
     yield Target(file, lambda: Registry.read(file))

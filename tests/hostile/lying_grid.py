@@ -191,12 +191,21 @@ def telling(**changes: Any) -> Change:
     return lambda entries, _: {**entries, **changes}
 
 
+def declared(change: Callable[[np.ndarray], Any]) -> Change:
+    """Change what is said of the points that clients will bring: rows of client and points."""
+    return changed(RevealRequest, lambda m: replace(m, declared=change(np.array(m.declared))))
+
+
+def points(number: int) -> Change:
+    return declared(lambda rows: np.stack([rows[:, 0], 0 * rows[:, 1] + number], 1))
+
+
 REFUSES = "with a key of its own a SuperNode takes part in"
 # FedSCem's messages besides those of its sums
 FEDSCEM = (
     Lie("a semi-honest alignment", "alignment", telling(alignment="psi"), REFUSES),
     Lie("a plain alignment", "alignment", telling(alignment="plain"), "identities are asked for"),
-    Lie("plain sums", "mask-ready", in_the_clear, "no masks are asked for"),
+    Lie("plain sums", "mask-round", in_the_clear, "no masks are asked for"),
     Lie("other clients", "mask-ready", telling(clients=(10**6).to_bytes(8, "little")),
         "clients .1000000. are asked"),
     Lie("to go back", "alignment", telling(**{"resume-round": 1, "resume-attempt": "another"}),
@@ -208,7 +217,57 @@ FEDSCEM = (
     Lie("answers without proof", "align-keys",
         changed(ids.UnionRequest, lambda m: replace(m, points=np.roll(m.points, 1, 0))),
         "are not proved", unless="-"),
+    Lie("other points", "reveal-declared", points(64), "not as we declared"),
+    Lie("more points than the cap", "reveal-declared", points(1 << 15), r"client \d+.*32768"),
+    Lie("no points", "reveal-declared", points(0), r"client \d+.*0"),
+    Lie("points in no order", "reveal-declared", declared(np.flipud), "ascending"),
+    Lie("points of others", "reveal-declared", declared(lambda rows: np.add(rows, [100, 0])),
+        "not as we declared"),
     *(lie for lie in SUMS if lie.at != "sum-signed"),
+)  # fmt: skip
+
+
+def rewritten(name: str, change: Callable[[np.ndarray], Any]) -> Change:
+    """Change one entry, of integers."""
+    return lambda entries, _: {
+        **entries,
+        name: change(np.frombuffer(entries[name], "<i8").copy()).tobytes(),
+    }
+
+
+def fewer_claims(entries: Entries, _: int) -> dict[str, Any]:
+    """Leave out what the last client's SuperNode has claimed."""
+    last = {"rows": 1, "clients": 1, "signatures": 64, "nodes": 8 * entries["claim-rows"][-1]}
+    return {
+        **entries,
+        **{f"claim-{name}": entries[f"claim-{name}"][:-n] for name, n in last.items()},
+    }
+
+
+def no_claims(entries: Entries, _: int) -> dict[str, Any]:
+    return {name: value for name, value in entries.items() if not name.startswith("claim-")}
+
+
+NOT_ALIKE = "means for some clients and not for others"
+# PPFL-GNN's messages; its clients have a turn a round, and a vector that is masked was theirs
+PPFL = (
+    *(lie for lie in SUMS if lie.at != "mask-ready" or lie.again),
+    Lie("other places", "slots", rewritten("slots", np.flip), "orders public nodes otherwise"),
+    Lie("another's node", "slots",
+        rewritten("claim-nodes", lambda nodes: np.roll(nodes, 1)), "is not signed with"),
+    Lie("fewer claims", "slots", fewer_claims, r"claims of (\d+) parties, sums of (?!\1 )"),
+    Lie("no claims", "slots", no_claims, "claims of 0 parties"),
+    Lie("a longer sum", "slots",
+        lambda entries, _: {**entries, "mask-length": entries["mask-length"] + 3},
+        "another length than the nodes"),
+    Lie("other means for one", "claim-means",
+        lambda entries, _: {**entries, "claim-means": entries["claim-means"][::-1]},
+        "are not those that it shows to all"),
+    Lie("a round again", "claim-means",
+        lambda entries, _: {**entries, "server-round": entries["server-round"] - 1},
+        r"round (\d+) is not after \1"),
+    Lie("no means for one", "claim-means", telling(**{"with-targets": [0]}), NOT_ALIKE),
+    Lie("means for one", "slots", telling(**{"claim-means": bytes(64)}), NOT_ALIKE),
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from align_helpers import aligned
 from ego_strategy_helpers import faulty, run, seven_egos
 from flwr.app import Array, ArrayRecord, RecordDict
 
@@ -23,7 +24,6 @@ from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.node_config import MOST_BLOCK
 from flower_graph.wire.arrays import pack_integers
-from flower_graph.wire.keys import ALIGN_STAGE
 
 LIAR = 6  # place of a SuperNode among seven
 EVER = range(1, 5)  # rounds
@@ -36,7 +36,7 @@ EVER = range(1, 5)  # rounds
     ("numbers", "rounds", "why"),
     [
         (range(10**9, 10**9 + 4), (1,), ""),
-        (range(10**6, 10**6 + 17_000), EVER, "17001 clients, at most 8192 are taken"),
+        (range(10**6, 10**6 + 17_000), EVER, "17001 clients, at most 8192"),
     ],
 )
 def test_thousands_of_invented_numbers_are_refused(numbers: Any, rounds: Any, why: str) -> None:
@@ -157,23 +157,10 @@ def test_points_above_a_supernodes_ceiling_cost_their_clients_alone(monkeypatch:
 
 def test_key_holders_are_asked_for_so_many_points_at_a_time(monkeypatch: Any) -> None:
     monkeypatch.setattr(server, "AT_A_TIME", 40)
-    aligner = AlignmentServer()
-    hosts = {node: AlignmentClient(b"run", {node: [1, 2, 90 + node]}) for node in range(1, 8)}
-    for node in hosts:
-        aligner.enroll(node, [node])
-    sizes = []
-    while requests := aligner.requests():
-        for node, request in requests.items():
-            config = request.to_config()
-            if config[ALIGN_STAGE] == blinded.EVALUATE:
-                sizes.append(len(request.points))
-            aligner.take(node, hosts[node].answer(config))
-    assert set(sizes) == {32, 16}
-    names = set()
-    for node, union in aligner.union_requests().items():
-        hosts[node].answer(union.to_config())
-        names |= {bytes(token) for token in hosts[node]._named(node, 12)[:2]}
-    assert len(names) == 2  # identities 1 and 2 have the same token everywhere
+    found = aligned({n: [1, 2, 90 + n] for n in range(1, 8)}, [[n] for n in range(1, 8)])
+    answers = [one for one in found.received if "align-sizes" not in one]
+    assert {len(one["align-points"]) // 32 for one in answers} == {32, 16}
+    assert found.agree(range(1, 8))
 
 
 # Tables -------------------------------------------------------------------------------------------

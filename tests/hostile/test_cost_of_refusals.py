@@ -77,14 +77,6 @@ def refused(answer: Any, most: int = ROOM, averaging: bool = False) -> str:
     return str(rejected.reason)
 
 
-@pytest.mark.parametrize("letter", ["x", "é", "\n", "\U0001d54f", " "])
-def test_an_errors_text_is_part_of_the_reply(letter: str) -> None:
-    error = Error(0, letter * (50 * MB))
-    said = f"error reply of {50 * MB} characters, at most {ROOM} bytes allowed"
-    assert refused(error) == said
-    assert refused(error, averaging=True).startswith("error reply of ")
-
-
 @pytest.mark.parametrize("size", [MB, 50 * MB])
 def test_a_line_is_made_of_a_texts_end(size: int) -> None:
     text = "Traceback\n" * (size // 10) + "ValueError: why"
@@ -96,22 +88,34 @@ def with_array(dtype: str = "float32", shape: tuple[int, ...] = (1,)) -> RecordD
     return RecordDict({"arrays": ArrayRecord({"x": array})})
 
 
-@pytest.mark.parametrize("make", [
-    lambda size: RecordDict({"x" * size: ConfigRecord({"a": 1})}),
-    lambda size: with_array(shape=tuple([1] * (size // 8))),
-    lambda size: with_array("f" * size),
-])  # fmt: skip
-def test_names_and_descriptions_count(make: Any) -> None:
-    assert "bytes, at most" in refused(make(20 * MB))
-
-
-def test_a_reply_of_200_mb_is_refused_without_a_copy() -> None:
+def of_200_mb() -> RecordDict:
     values = Array(np.zeros((200, MB // 4), np.float32))
     metrics = MetricRecord({"num-examples": 1})
-    large = RecordDict({"arrays": ArrayRecord({"x": values}), "metrics": metrics})
-    said = refused(large, reply_bytes(1000))
-    assert said.startswith("reply of 2097") and said.endswith(f"{reply_bytes(1000)} allowed")
-    assert "at most" in refused(large, averaging=True)
+    return RecordDict({"arrays": ArrayRecord({"x": values}), "metrics": metrics})
+
+
+TOO_LARGE: dict[str, tuple[Callable[[], Any], str]] = {
+    "a name": (lambda: RecordDict({"x" * (20 * MB): ConfigRecord({"a": 1})}), "reply of 209"),
+    "a shape": (lambda: with_array(shape=(1,) * (20 * MB // 8)), "reply of "),
+    "a type": (lambda: with_array("f" * (20 * MB)), "reply of 209"),
+    "an array": (of_200_mb, "reply of 2097"),
+} | {
+    f"an error of {letter!r}": (
+        lambda letter=letter: Error(0, letter * (50 * MB)),  # type: ignore[misc]
+        f"error reply of {50 * MB} characters",
+    )
+    for letter in ("x", "é", "\n", "\U0001d54f", " ")
+}
+
+
+@pytest.mark.parametrize("what", TOO_LARGE)
+def test_names_descriptions_arrays_and_errors_count_and_are_refused_without_a_copy(
+    what: str,
+) -> None:
+    make, begins = TOO_LARGE[what]
+    said = refused(make())
+    assert said.startswith(begins) and f", at most {ROOM} " in said
+    assert "at most" in refused(make(), averaging=True)
 
 
 LARGE: dict[str, Any] = {

@@ -59,12 +59,8 @@ def test_what_is_honest_is_read(tmp_path: Path, zipped: bool) -> None:
     torch.save(honest, path, _use_new_zipfile_serialization=zipped)
     found = load_saved(path)
     assert found.keys() == honest.keys()
-    for name in ("view", "turned", "repeated", "half", "none", "own"):
-        assert torch.equal(found[name], honest[name])
-    assert torch.equal(found["sparse"].to_dense(), torch.eye(3))
-    assert (found["names"], found["nested"], found["set"], found[7]) == (
-        names,
-        honest["nested"],
-        {1, 2},
-        2**70,
-    )
+    for name, value in honest.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(found[name].to_dense(), value.to_dense())
+        else:
+            assert found[name] == value

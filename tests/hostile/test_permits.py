@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ego_helpers import SETTINGS, toy_egos
 from federation import ALL, Federation
 from flwr.app import Context, RecordDict
-from party_helpers import write_keys
+from sum_helpers import write_keys
 from test_what_leaves_a_machine import NODE, asked
 
 from flower_graph.apps.cli.main import main
@@ -142,19 +141,6 @@ def test_what_may_be_fetched_ends_with_the_message(tmp_path: Path) -> None:
     assert missing_message("a", tmp_path, [], None)
 
 
-def test_a_masked_run_has_no_vector_without_masks(tmp_path: Path) -> None:
-    """The server writes the run config and the request: the one is held to the other."""
-    from flower_graph.strategies.fedscem.client import EgoNetworkClient, Hiding
-    from flower_graph.strategies.fedscem.messages import EgoRequest
-
-    context = Context(1, 2, {**NODE, "state-dir": ":memory:"}, RecordDict(), {})
-    client = EgoNetworkClient(context, toy_egos(), SETTINGS, hiding=Hiding(True, "psi"))
-    request = object.__new__(EgoRequest)
-    request.mask = None
-    with pytest.raises(RefusedError, match="masks"):
-        client.round(request)
-
-
 def test_a_sum_of_too_few_clients_is_not_opened() -> None:
     """A minimum that is too low is refused before keys are made, also by a kept state."""
     request = PrepareRequest(b"run-of-the-sums!", 1, 2, 3, np.array([0]), np.array([[1, 2]]),
@@ -261,19 +247,13 @@ def test_no_budget_at_the_floors_has_less_noise_than_that_of_the_floors() -> Non
 METHODS = ("fedscem", "fedscem, plain", "deepwalk, secure", "fedgls", "nfedgnn")
 
 
-def parties(folder: Path, count: int) -> list[dict[str, Any]]:
-    """Make keys and a registry of five or more; return each SuperNode's node config."""
-    registry, keys = write_keys(max(count, 5), folder)
-    return [{"identity-key": str(key), "registry": str(registry)} for key in keys[:count]]
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_nothing_leaves_a_supernode_with_a_key_of_its_own(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config, count = ALL[name].load(), ALL[name].supernodes
     strategy: Any = method_of(config).build_strategy(config, None)
-    keys = parties(tmp_path, count)
+    keys = write_keys(max(count, 5), tmp_path)[:count]
     grid = Federation(client_app(config, None), num_supernodes=count, node_configs=keys)
     with caplog.at_level(logging.WARNING), pytest.raises(NoClientsError):
         strategy.start(grid, num_rounds=1, timeout=1.0)
@@ -291,7 +271,7 @@ def test_settings_that_are_wrong_are_no_reason_to_trust_the_server(
     changes: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The SuperNode's own log has what is wrong; the server is told nothing of it."""
-    given = parties(tmp_path, 5)[0] | changes
+    given = write_keys(5, tmp_path)[0] | changes
     node = {key: value for key, value in given.items() if value is not None}
     reason = asked(client_app(ALL["fedgls"].load(), None), tmp_path, node=node)
     assert "RefusedError" in reason and "the log" in reason and "/" not in reason

@@ -11,8 +11,6 @@ from test_sum_rounds import masked_world, refused, tampering, zeros
 from flower_graph.errors import RefusedError
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import (
-    MASK_KEY,
-    SEED,
     MaskedReply,
     MaskRequest,
     PrepareReply,
@@ -173,43 +171,6 @@ def test_whoever_begins_anew_too_often_stays_out():
     world.server.enroll(1103, wire(world.hosts[1003].keys()))
     world.hosts[1103] = world.hosts.pop(1003)
     world.check(world.round(2), range(1, 6))
-
-
-def told(kinds: np.ndarray, partners: np.ndarray, gone: list[int]) -> np.ndarray:
-    """What a holder is asked for if these have vanished."""
-    return np.where(np.isin(partners, gone), MASK_KEY, SEED).astype(np.uint8)
-
-
-@pytest.mark.parametrize("m", [10, 40])
-def test_nobody_believes_that_one_client_alone_survived(m):
-    """On 82e52ed every holder revealed all, and client 3 was open to the server."""
-    world = masked_world(m)
-    others = [client for client in range(m) if client != 3]
-    for node, request in world.server.unmask_requests(0).items():
-        host = world.hosts[node]
-        kinds = told(request.kinds, host._rounds[0].partners, others)[None]
-        lie = replace(request, kinds=kinds, contributors=m)
-        refused("partners", host.unmask, lie, error=RefusedError)
-
-
-@pytest.mark.parametrize("m", [10, 40, 100])
-def test_different_stories_open_nobody(m):
-    """Half of the holders are told that a client is there, half that it vanished."""
-    world, draw = masked_world(m), np.random.default_rng(m)
-    shown = np.zeros((2, m), int)  # shares of each client's seed, and of its mask key
-    threshold = 0
-    for node, request in world.server.unmask_requests(0).items():
-        host = world.hosts[node]
-        kept, threshold = host._rounds[0], host._rounds[0].threshold
-        partners = kept.partners
-        # As many as this holder will believe to have vanished
-        gone = draw.permutation(partners)[: partners.size - threshold].tolist()
-        kinds = told(request.kinds, partners, gone)[None]
-        reply = host.unmask(replace(request, kinds=kinds, contributors=m))
-        for kind in (SEED, MASK_KEY):
-            shown[kind - SEED, partners[reply.kinds[0] == kind]] += 1
-    assert shown.sum() == m * partners.size
-    assert ((shown >= threshold).sum(0) < 2).all()
 
 
 def test_terms_with_which_few_could_open_a_vector():

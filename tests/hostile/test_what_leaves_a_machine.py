@@ -21,8 +21,8 @@ from ego_strategy_helpers import seven_egos
 from federation import ALL, Federation
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from hostile_grid import evil
-from party_helpers import PartyWorld
 from public_helpers import bytes_of, toy_members
+from sum_helpers import PartyWorld
 
 from flower_graph.apps.client_app import app
 from flower_graph.apps.run import client_app
@@ -239,7 +239,7 @@ def test_why_a_checkpoint_was_not_saved_names_no_place(
     monkeypatch.setattr(checkpoint, "save_client", Mock(side_effect=error))
     node: Any = {"state-dir": str(tmp_path / "state"), "partition-id": 0}
     context = Context(1, 2, node, RecordDict(), {})
-    cohort = CohortState(context, "c", [0], None, lambda: {}, lambda found: (0, found))
+    cohort = CohortState(context, "c", [0], None, lambda found: (0, found or {}))
     said = cohort.save(1, "0" * 32)
     assert said and "/" not in said
 

@@ -28,14 +28,14 @@ import numpy as np
 import torch
 from ego_helpers import SETTINGS
 from flwr.app import Array, Message, RecordDict
+from graph_helpers import dealt
 from lying_grid import like
-from party_helpers import write_keys
 from public_helpers import ToyModel
+from sum_helpers import keys_in, write_keys
 
 from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
-from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
-from flower_graph.data.graph import EgoNetwork, to_undirected
+from flower_graph.data.graph import ClientGraph, to_undirected
 from flower_graph.secure.align import blinded
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties.identity import TrustSettings
@@ -212,9 +212,14 @@ class TellsOtherwise(InProcessGrid):
     """
 
     def __init__(
-        self, app: Any, cell: Any, known: Mapping[str, list[Any]], entries: Mapping[str, Entry]
+        self,
+        app: Any,
+        cell: Any,
+        known: Mapping[str, list[Any]],
+        entries: Mapping[str, Entry],
+        **grid: Any,
     ) -> None:
-        super().__init__(app, num_supernodes=COUNT)
+        super().__init__(app, num_supernodes=COUNT, **grid)
         self.cell, self._known, self._entries = cell, known, entries
         often = len(known.get(str(cell.entry), ())) if cell else 0
         self._at = min(1, max(0, often - 1))  # the second, so that there is an earlier one
@@ -422,8 +427,8 @@ class World:
     """A method in one setting: how it runs, whose requests are told otherwise."""
 
     modules: tuple[ModuleType, ...]  # whose requests these are
-    app: Callable[[int, Path | None], Any]  # of a kind of data, with a folder of keys or without
-    server: Callable[[Path | None], Any]
+    app: Callable[[int], Any]  # of a kind of data
+    server: Callable[[Path | None], Any]  # with a folder of keys, or without
     never: frozenset[str]  # entries that are never sent here
     without: frozenset[str] = frozenset()  # messages that are never sent
     trusted: bool = False
@@ -467,7 +472,8 @@ class World:
             ring = {RINGS[cell.entry.key]: values[cell.value]}
         with tempfile.TemporaryDirectory(dir=self._folder.parent) as name:
             keys = None if self.trusted else shutil.copytree(self._folder, Path(name) / "keys")
-            grid = TellsOtherwise(self.app(kind, keys), cell, self.known, self.entries)
+            told = self.app(kind), cell, self.known, self.entries
+            grid = TellsOtherwise(*told, node_configs=keys and keys_in(keys, COUNT))
             had = Had(grid)
             with noting(had, ring):
                 try:
@@ -615,12 +621,12 @@ TIMEOUT, REGISTRY = 0.2, "registry.json"
 LENGTH, LIMIT = 4096, 100.0  # of sums of vectors
 
 
-def victims_egos(kind: int) -> list[EgoNetwork]:
+def victims_egos(kind: int) -> list[ClientGraph]:
     """Make clients; of each pair of identities, which all others hold together, the victim has one.
 
     So its two kinds of data hold as many identities, each of as many holders.
     """
-    found, held = list[EgoNetwork](), np.zeros((COUNT, PAIRS), np.bool_)
+    found, held = list[ClientGraph](), np.zeros((COUNT, PAIRS), np.bool_)
     for place in range(COUNT):  # in turn, so that several hold each
         held[place, (np.arange(HOLDS) + 2 * place * HOLDS // 3) % PAIRS] = True
         nodes = 2 * np.arange(PAIRS) + kind
@@ -634,30 +640,18 @@ def victims_egos(kind: int) -> list[EgoNetwork]:
         y, role = torch.arange(count) % SETTINGS.num_classes, torch.arange(count) % 3
         roles = (role == k for k in range(3))
         ids = torch.from_numpy(10**9 + nodes)
-        found.append(EgoNetwork(2 * place, ids, x, y, edge, None, *roles))
+        found.append(ClientGraph(2 * place, ids, x, y, edge, None, *roles))
     assert held[1:].sum(0).min() > 1
     return found
 
 
-def files_of(place: int, keys: Path) -> dict[str, str]:
-    return {"identity-key": str(keys / f"key-{place}"), "registry": str(keys / REGISTRY)}
-
-
-def trust_in(context: Any, keys: Path | None) -> TrustSettings | None:
-    """Give a SuperNode its key of a folder, if there is one."""
-    place = int(context.node_config["partition-id"])
-    return None if keys is None else TrustSettings.of(files_of(place, keys), context.run_id)
-
-
-def egos_app(kind: int, keys: Path | None) -> Any:
-    egos = victims_egos(kind)
-
-    def client_fn(context: Any) -> EgoNetworkClient:
-        own, trust = [egos[int(context.node_config["partition-id"])]], trust_in(context, keys)
+def egos_app(kind: int) -> Any:
+    def make(context: Any, egos: Any) -> EgoNetworkClient:
+        trust = TrustSettings.of(context.node_config, context.run_id)
         settings = replace(SETTINGS, hidden=HIDDEN)
-        return EgoNetworkClient(context, own, settings, trust=trust, hiding=Hiding(True, "psi"))
+        return EgoNetworkClient(context, egos, settings, trust=trust, hiding=Hiding(True, "psi"))
 
-    return make_client_app(client_fn)
+    return dealt(make, victims_egos(kind))
 
 
 def egos_server(keys: Path | None) -> MaskedEmbeddingAveraging:
@@ -670,18 +664,19 @@ def judge(embeddings: Any, server_round: int, is_last: bool) -> dict[str, float]
     return {"val": 0.5, "test": float((embeddings > 0).mean())}
 
 
-def public_app(kind: int, keys: Path | None, model: Any = ToyModel) -> Any:
+def public_app(kind: int, model: Any = ToyModel) -> Any:
     """Make clients all of whose nodes are public."""
-
-    def client_fn(context: Any) -> SecureConsensusClient:
-        place, nodes = int(context.node_config["partition-id"]), np.arange(PUBLIC)
+    members, nodes = list[EmbeddingClient](), np.arange(PUBLIC)
+    for place in range(COUNT):
         chance = np.random.default_rng((place, kind * (place == VICTIM)))
-        start = chance.normal(size=(PUBLIC, DIMENSION)).astype(np.float32)
-        make = partial(model, start)
-        own = EmbeddingClient(2 * place, nodes, nodes, DIMENSION, make, judge)
-        return SecureConsensusClient(context, [own], trust=trust_in(context, keys))
+        make = partial(model, chance.normal(size=(PUBLIC, DIMENSION)).astype(np.float32))
+        members.append(EmbeddingClient(2 * place, nodes, nodes, DIMENSION, make, judge))
 
-    return make_client_app(client_fn)
+    def client(context: Any, own: Any) -> SecureConsensusClient:
+        trust = TrustSettings.of(context.node_config, context.run_id)
+        return SecureConsensusClient(context, own, trust=trust)
+
+    return dealt(client, members)
 
 
 def public_server(keys: Path | None) -> SecureConsensus:
@@ -701,7 +696,7 @@ class Summing:
             secure.sum(number, LENGTH)
 
 
-def sums_app(kind: int, keys: Path | None) -> Any:
+def sums_app(kind: int) -> Any:
     asked = Counter[int]()
 
     class Vectors(SecureSumClient):
@@ -714,13 +709,7 @@ def sums_app(kind: int, keys: Path | None) -> Any:
             own = chance.normal(size=LENGTH) * (15 if other else 1)
             return dict(zip(self.clients, (own, np.zeros(LENGTH)), strict=True))
 
-    def client_fn(context: Any) -> Vectors:
-        place = int(context.node_config["partition-id"])
-        if keys is not None:
-            context.node_config |= files_of(place, keys)
-        return Vectors(context, [2 * place, 2 * place + 1])
-
-    return make_client_app(client_fn)
+    return dealt(Vectors, range(2 * COUNT), [[2 * n, 2 * n + 1] for n in range(COUNT)])
 
 
 def of(*messages: str) -> frozenset[str]:

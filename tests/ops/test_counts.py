@@ -36,8 +36,7 @@ def test_sums_of_clients_counts_give_what_scikit_learn_does(scale: float) -> Non
     masks = masks_of(len(y))
     parts = [slice(0, 700), slice(700, 701), slice(701, None)]
     counted = [
-        count(logits[part], y[part], {r: m[part] for r, m in masks.items()}, histograms=True)
-        for part in parts
+        count(logits[part], y[part], {r: m[part] for r, m in masks.items()}, 2) for part in parts
     ]
     total = counted[0] + counted[1] + counted[2]
     assert total.histograms is not None
@@ -56,7 +55,7 @@ def test_by_hand() -> None:
     """Of two nodes of class 0 one is right, of one of class 1 none; class 2 is only predicted."""
     logits = torch.tensor([[2.0, 0, 0], [0, 0, 2.0], [2.0, 0, 0], [9.0, 0, 0]])
     y = torch.tensor([0, 0, 1, -1])  # the last has no label
-    counts = count(logits, y, {"test": torch.ones(4) > 0}, histograms=True)
+    counts = count(logits, y, {"test": torch.ones(4) > 0}, 2)
     assert counts.confusion.tolist() == [[[1, 0, 1], [1, 0, 0], [0, 0, 0]]]
     assert macro_f1(counts.confusion[0]) == pytest.approx((0.5 + 0 + 0) / 3)
     assert balanced_accuracy(counts.confusion[0]) == pytest.approx((0.5 + 0) / 2)
@@ -68,31 +67,31 @@ def test_by_hand() -> None:
 
 def test_without_nodes_there_is_no_figure() -> None:
     nobody = {"val": torch.zeros(2) > 0}
-    empty = count(torch.zeros(2, 3), torch.tensor([0, 1]), nobody, histograms=True)
+    empty = count(torch.zeros(2, 3), torch.tensor([0, 1]), nobody, 2)
     assert empty.histograms is not None
     for value in (macro_f1(empty.confusion[0]), balanced_accuracy(empty.confusion[0])):
         assert np.isnan(value)
     assert np.isnan(auc(empty.histograms[0]))
 
 
-@pytest.mark.parametrize("histograms", [False, True])
-def test_counts_survive_a_row(histograms: bool) -> None:
+@pytest.mark.parametrize("parts", [1, 2])
+def test_counts_survive_a_row(parts: int) -> None:
     logits, y = predictions(1.0, n=60)
-    counts = count(logits, y, masks_of(60), histograms=histograms)
+    counts = count(logits, y, masks_of(60), parts)
     row = counts.flat()
-    assert row.numel() == count_size(4, histograms=histograms)
-    back = Counts.of_flat(row, 4, histograms=histograms)
-    assert torch.equal(back.flat(), row) and (back.histograms is not None) == histograms
+    assert row.numel() == count_size(4, parts)
+    back = Counts.of_flat(row, 4, parts)
+    assert torch.equal(back.flat(), row) and len(back.parts) == parts
 
 
 def test_a_row_that_is_no_count_is_refused() -> None:
     logits, y = predictions(1.0, n=60)
-    row = count(logits, y, masks_of(60), histograms=True).flat()
+    row = count(logits, y, masks_of(60), 2).flat()
     below, other = row.clone(), row.clone()
     below[0], other[0] = -1, other[0] + 1
     for wrong in (row[:-1], below, other):
         with pytest.raises(ValueError, match="counts"):
-            Counts.of_flat(wrong, 4, histograms=True)
+            Counts.of_flat(wrong, 4, 2)
 
 
 def test_only_what_is_asked_for_is_counted() -> None:

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ego_helpers import SETTINGS
-from ego_strategy_helpers import FINE, client_app, ego
+from ego_helpers import CLASSES, FEATURES, SETTINGS
+from ego_strategy_helpers import FINE, client_app
 from flwr.app import ArrayRecord, RecordDict
+from graph_helpers import toy
 from public_helpers import bytes_of
 
 from flower_graph import MaskedEmbeddingAveraging
 from flower_graph.audit.attacks import RecordingGrid
-from flower_graph.data.graph import EgoNetwork
+from flower_graph.data.graph import ClientGraph
 from flower_graph.secure.align.blinded import canonical, hash_to_group
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.round import SumResult
@@ -29,12 +30,15 @@ from flower_graph.wire.keys import SUMS, TOTAL
 M, PER_CLIENT, HIDDEN, ROUNDS = 6, 6, 16, 5
 
 
-def private_egos(seed: int) -> list[EgoNetwork]:
+def private_egos(seed: int) -> list[ClientGraph]:
     """Six clients on a circle of nodes, each of which two clients hold; identities are long."""
     names, egos = np.random.default_rng(seed).integers(2**50, 2**60, M * PER_CLIENT // 2), []
     for client in range(M):
         own = np.roll(names, -client * PER_CLIENT // 2)[:PER_CLIENT].tolist()
-        egos.append(ego(client, own, [(own[0], own[1]), (own[2], own[5])]))
+        draws = [torch.Generator().manual_seed(name) for name in own]
+        x = [torch.rand(FEATURES, generator=draw).tolist() for draw in draws]
+        graph = toy(client, x, [name % CLASSES for name in own], [(0, 1), (2, 5)])
+        egos.append(replace(graph, nodes=torch.tensor(own)))
     return egos
 
 

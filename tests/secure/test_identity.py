@@ -238,6 +238,7 @@ def test_one_signature_covers_the_run_the_clients_the_keys_and_the_blocks(made):
         ({"channel_key": [97] * 31}, "32 bytes"),
         ({"commitment": []}, "commitment.*32"),
         ({"declared": [[4, 16]]}, "declares 1"),
+        ({"declared": [[4, 16], [6, 16]]}, "declares"),
         ({"declared": [[4, 16], [5, 0]]}, "1"),
         ({"declared": [[4, 16], [5, 65]]}, r"declares.*65.*1.*64"),
     ],

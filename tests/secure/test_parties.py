@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from party_helpers import PartyWorld
-from sum_helpers import RING, TERMS
+from sum_helpers import RING, TERMS, PartyWorld
 
 from benchmarks import sums
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError, StateLostError

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from party_helpers import write_keys
+from sum_helpers import write_keys
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import IdentityError, MalformedReplyError
@@ -135,14 +135,13 @@ class Signed(SecureSumClient):
 
 def gridded(count, folder, kind=Signed):
     """Make SuperNodes with a key each and two clients; return their grid and the registry."""
-    registry, keys = write_keys(count, folder)
 
     def client_fn(context):
         place = context.node_config["partition-id"]
-        context.node_config |= {"identity-key": str(keys[place]), "registry": str(registry)}
         return kind(context, [2 * place, 2 * place + 1])
 
-    return InProcessGrid(make_client_app(client_fn), num_supernodes=count), registry
+    how = {"num_supernodes": count, "node_configs": write_keys(count, folder)}
+    return InProcessGrid(make_client_app(client_fn), **how), folder / "registry.json"
 
 
 @pytest.fixture
@@ -216,23 +215,17 @@ def test_a_sum_begins_where_fewer_may_vanish_than_the_registry_allows(tmp_path, 
 @pytest.fixture
 def seven(tmp_path):
     """Seven parties with a copy of the registry each, and the server's."""
-    registry, keys = write_keys(7, tmp_path)
+    grid, registry = gridded(7, tmp_path)
     copies = [tmp_path / f"registry-{place}.json" for place in range(7)]
+    for context, copy in zip(grid.contexts.values(), copies, strict=True):
+        context.node_config["registry"] = str(copy)
 
     def give(new, places):
-        for path in [copies[place] for place in places]:
-            path.write_text(new.text())
-
-    def client_fn(context):
-        place = context.node_config["partition-id"]
-        context.node_config["identity-key"] = str(keys[place])
-        context.node_config["registry"] = str(copies[place])
-        return Signed(context, [2 * place, 2 * place + 1])
+        for place in places:
+            copies[place].write_text(new.text())
 
     give(Registry.read(registry), range(7))
-    grid = InProcessGrid(make_client_app(client_fn), num_supernodes=7)
-    secure = SecureSum(Exchange(grid), limit=1000.0, server=PartySums(registry))
-    return secure, registry, give
+    return summing((grid, registry))[1], registry, give
 
 
 def of(*places):

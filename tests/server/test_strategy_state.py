@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
+from flower_graph.config.common import StrategySection
 from flower_graph.errors import CheckpointError
 from flower_graph.server.averaging import StrategyState
 from flower_graph.server.membership import Membership
@@ -64,7 +65,7 @@ class Resumed(RoundStrategy[Any, Any]):
     """A server of nine rounds, with checkpoints of some, which some clients have."""
 
     def __init__(self, folder: Path | None, kept: list[int], had: list[int]) -> None:
-        super().__init__(Session(Membership(), checkpoint_dir=folder))
+        super().__init__(Session(Membership(), StrategySection(), checkpoint_dir=folder))
         self.session.open(None, 1.0, 9)  # type: ignore[arg-type]
         self.number, self.had, self.tried = 0, had, list[int]()
         self.session.rejoin = self._rejoined  # type: ignore[method-assign]

@@ -92,7 +92,7 @@ def test_a_client_keeps_its_own_last_three_rounds(tmp_path: Path):
     configs = [{"partition-id": k, "state-dir": str(tmp_path)} for k in range(2)]
     contexts = [Context(1, 2, config, RecordDict(), {}) for config in configs]  # type: ignore[arg-type]
     one, other = (
-        CohortState(context, "c", [0], None, lambda: {"a": torch.ones(1)}, lambda a: (a, a))
+        CohortState(context, "c", [0], None, lambda a: (a or {"a": torch.ones(1)},) * 2)
         for context in contexts
     )
     assert other.save(1, RUN) == ""

@@ -10,14 +10,13 @@ import torch
 from ego_helpers import SETTINGS, toy_egos
 from federation import Federation
 from flwr.app import Array, Context, Message
-from graph_helpers import dealt
+from graph_helpers import Outcome, dealt
 from torch import Tensor
 
 from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
 from flower_graph.client import state
 from flower_graph.client.state import IN_PROCESS
-from flower_graph.data.graph import EgoNetwork
-from flower_graph.records.rounds import RoundReport
+from flower_graph.data.graph import ClientGraph
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.wire.keys import SUMS, TOTAL
@@ -28,7 +27,7 @@ Weights = dict[int, Tensor]  # client to all of its weights
 Mod = Callable[[Message, Context, Callable[..., Message]], Message]
 
 
-def seven_egos() -> list[EgoNetwork]:
+def seven_egos() -> list[ClientGraph]:
     """Seven of the twelve toy clients: three ordinary ones and four odd ones."""
     return [toy_egos()[place] for place in (0, 1, 3, 5, 7, 9, 10)]
 
@@ -53,24 +52,10 @@ class Onlooker:
 
 
 @dataclass
-class Outcome:
-    """What a run left."""
+class Watched(Outcome):
+    """A run whose clients' weights were seen."""
 
-    strategy: MaskedEmbeddingAveraging
-    grid: InProcessGrid
-    seen: Onlooker
-    reports: list[RoundReport] = field(default_factory=list)
-
-    @property
-    def figures(self) -> Tensor:
-        """Everything that the reports say of the models, ``[rounds, 6]``."""
-        names = ("loss", "cross_entropy", "regulariser")
-        names += ("train_accuracy", "val_accuracy", "test_accuracy")
-        return torch.tensor([[getattr(r, name) for name in names] for r in self.reports])
-
-    @property
-    def answered(self) -> list[int]:
-        return [report.answered for report in self.reports]
+    seen: Onlooker = field(default_factory=Onlooker)
 
     @property
     def last(self) -> Weights:
@@ -79,7 +64,7 @@ class Outcome:
 
 
 def client_app(
-    egos: Sequence[EgoNetwork],
+    egos: Sequence[ClientGraph],
     deal: Sequence[Sequence[int]] | None = None,
     mods: Sequence[Mod] = (),
     client: type = EgoNetworkClient,
@@ -92,7 +77,7 @@ def client_app(
 
 
 def run(
-    egos: Sequence[EgoNetwork] | None = None,
+    egos: Sequence[ClientGraph] | None = None,
     *,
     rounds: int = 3,
     supernodes: int = 2,
@@ -102,7 +87,7 @@ def run(
     make_grid: Callable[..., InProcessGrid] = InProcessGrid,
     client_options: dict[str, Any] | None = None,
     **options: Any,
-) -> Outcome:
+) -> Watched:
     """Run the strategy on clients assigned to SuperNodes; ``options`` are its arguments."""
     seen = Onlooker()
     server = MaskedEmbeddingAveraging(settings, **{**FINE, **options})
@@ -110,12 +95,10 @@ def run(
     grid = make_grid(
         client_app(egos or toy_egos(), deal, [*mods, seen], **how), num_supernodes=supernodes
     )
-    outcome = Outcome(server, grid, seen)
-    server.start(grid, num_rounds=rounds, timeout=0.05, on_round=outcome.reports.append)
-    return outcome
+    return Watched(server, grid, seen=seen).run(rounds, timeout=0.05)
 
 
-def assert_same(one: Outcome, other: Outcome, atol: float = 1e-5) -> None:
+def assert_same(one: Watched, other: Watched, atol: float = 1e-5) -> None:
     """Compare reports and last weights."""
     torch.testing.assert_close(one.figures, other.figures, atol=atol, rtol=0, equal_nan=True)
     assert one.answered == other.answered

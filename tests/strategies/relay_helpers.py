@@ -1,13 +1,13 @@
 """Small graphs, and runs in process."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from flwr.app import Context
+from graph_helpers import Outcome
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -66,29 +66,6 @@ def strategy_for(data: Data, model: str = "gcn", **options: Any) -> Any:
     return SplitGradientRelay(data, server, latent_size=server.latent_size, **settings)
 
 
-@dataclass
-class Outcome:
-    """What a run left."""
-
-    strategy: SplitGradientRelay
-    reports: list[RoundReport] = field(default_factory=list)
-
-    @property
-    def losses(self) -> list[float]:
-        return [report.loss for report in self.reports]
-
-    @property
-    def figures(self) -> list[tuple[float, ...]]:
-        """Everything that a round's report says of the model."""
-        names = ("loss", "cross_entropy", "regulariser", "train_accuracy", "val_accuracy")
-        names += ("test_accuracy", "asked", "answered")
-        return [tuple(getattr(report, name) for name in names) for report in self.reports]
-
-    @property
-    def weights(self) -> dict[str, Tensor]:
-        return self.strategy.weights()
-
-
 def run(
     data: Data,
     *,
@@ -110,19 +87,28 @@ def run(
     """
     if folder is not None:
         options = {"checkpoint_dir": folder, "checkpoint_every": 2, **options}
-    outcome = Outcome(strategy or strategy_for(data, model, **options))
     app = client_app(data, checkpoint_dir=folder, **(of_client or {}))
     grid = grid or InProcessGrid(app, num_supernodes=supernodes)
+    outcome = Outcome(strategy or strategy_for(data, model, **options), grid)
 
     def on_round(report: RoundReport) -> None:
         outcome.reports.append(report)
         if report.round == stop_at:
             raise KeyboardInterrupt
 
-    how = {"timeout": 5, "on_round": on_round, "resume": resume, **(start or {})}
+    how = {"on_round": on_round, "resume": resume, **(start or {})}
     with nullcontext() if not stop_at else pytest.raises(KeyboardInterrupt):
-        outcome.strategy.start(grid, num_rounds=rounds, **how)
+        outcome.run(rounds, **how)
     return outcome
+
+
+def same_run(left: Outcome, right: Outcome) -> bool:
+    """Whether each round of one gave the same bits as one of the other, of all or of the last."""
+    first = len(right.reports) - len(left.reports)
+    return (
+        torch.equal(left.figures, right.figures[first:])
+        and left.answered == (right.answered[first:])
+    )
 
 
 def same_weights(left: Outcome, right: Outcome) -> bool:

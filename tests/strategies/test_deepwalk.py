@@ -41,7 +41,7 @@ def cliques(size: int, alone: int = 0) -> tuple[Tensor, int]:
 
 
 def graph_of(edges: Tensor, nodes: int, client: int = 0) -> Any:
-    return SimpleNamespace(edge_index=edges, nodes=torch.arange(nodes), client=client)
+    return SimpleNamespace(edges=edges, nodes=torch.arange(nodes), client=client)
 
 
 def config_of(settings: DeepWalkConfig, seed: int = 3) -> PPFLConfig:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from ego_helpers import SETTINGS, start_of
 from ego_strategy_helpers import client_app, seven_egos
+from graph_helpers import Outcome
 from plain.fedscem import run_baseline
 
 from flower_graph.simulation import InProcessGrid
@@ -28,18 +29,13 @@ ALONE = replace(PROXIMAL, proximal=0.0)
 )
 def test_equals_dense_models(strategy: EgoFedAvg, settings: Any) -> None:
     how = {"client": EgoModelClient, "settings": strategy.ego, "averages": strategy.averages}
-    losses: list[float] = []
     grid = InProcessGrid(client_app(seven_egos(), **how), num_supernodes=3)
-
-    def note(report: Any) -> None:
-        assert report.answered == 7
-        losses.append(report.loss)
-
-    strategy.start(grid, num_rounds=3, timeout=5, on_round=note)
+    outcome = Outcome(strategy, grid).run()
+    assert outcome.answered == [7] * 3
     averages = strategy.averages
     model, wanted = run_baseline(seven_egos(), 3, start_of(), settings, averages=averages)
-    assert losses == pytest.approx(wanted, abs=1e-5)
-    found = [torch.from_numpy(value.ravel()) for value in strategy.weights().values()]
+    assert outcome.losses == pytest.approx(wanted, abs=1e-5)
+    found = [torch.from_numpy(value.ravel()) for value in outcome.weights.values()]
     if averages:
         torch.testing.assert_close(torch.cat(found), model, atol=1e-5, rtol=0)
     assert bool(found) == bool(strategy.payload["up"].get("weights")) == averages

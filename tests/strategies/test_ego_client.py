@@ -13,10 +13,10 @@ from ego_helpers import SETTINGS, start_of, toy_egos
 from flwr.app import Context, RecordDict
 
 from flower_graph.client import state
-from flower_graph.data.graph import EgoNetwork
+from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import StateLostError
 from flower_graph.strategies.fedscem import client as ego_host
-from flower_graph.strategies.fedscem.client import EgoNetworkClient, EgoSecrets
+from flower_graph.strategies.fedscem.client import EgoNetworkClient
 from flower_graph.strategies.fedscem.cohort import first_model
 from flower_graph.strategies.fedscem.messages import EgoEnrolment, EgoReply, EgoRequest
 
@@ -36,7 +36,7 @@ def context() -> Context:
 
 
 def begun(
-    context: Context, egos: Sequence[EgoNetwork] = EGOS, folder: Path | None = None, **changes: Any
+    context: Context, egos: Sequence[ClientGraph] = EGOS, folder: Path | None = None, **changes: Any
 ) -> EgoNetworkClient:
     """Make clients and let them enrol."""
     client = EgoNetworkClient(context, egos, SETTINGS, checkpoint_dir=folder)
@@ -107,33 +107,41 @@ def test_what_a_host_refuses(context: Context) -> None:
         ask(context, 1, np.array([100, 7]))
 
 
-IDENTITIES: dict[int, list[Any]] = {3: [10, 11], 5: [11]}
+def aligner(context: Context) -> Any:
+    client = EgoNetworkClient(context, EGOS, SETTINGS)
+    return client._aligner(client.keys())
 
 
-def test_in_process_nothing_is_written() -> None:
-    context = context_of(":memory:")
-    secret = EgoSecrets(context, IDENTITIES)
-    secret.begin(RUN, "psi")
-    assert list(context.state["ego-secrets"]) == ["token"]
-    assert secret.load() is EgoSecrets(context, IDENTITIES).load()
+def test_a_process_reads_an_alignment_once(context: Context) -> None:
+    begun(context, alignment="psi")
+    first = aligner(context)
+    assert aligner(context) is first
     ego_host._LIVE.clear()
-    with pytest.raises(StateLostError):
-        secret.load()
+    assert aligner(context) is not first
+    assert aligner(context).to_bytes() == first.to_bytes()
+    with (
+        pytest.raises(KeyError),
+        EgoNetworkClient(context, EGOS, SETTINGS)._aligning(
+            EgoNetworkClient(context, EGOS, SETTINGS).keys()
+        ) as half,
+    ):
+        half._epoch = 7
+        raise KeyError
+    assert aligner(context).to_bytes() == first.to_bytes()
 
 
 def test_a_new_run_has_new_keys_and_a_context_that_was_taken_back_the_older_ones() -> None:
     # A message that failed after its work: Flower goes on with the context of before.
     context = context_of()
-    secret = EgoSecrets(context, IDENTITIES)
-    first = secret.begin(RUN, "psi")
-    before = context.state["ego-secrets"].copy()
-    other = secret.begin(OTHER_RUN, "psi")
-    assert (first.channel_key != other.channel_key).any()
-    assert secret.load()[1].run_id == OTHER_RUN
-    context.state["ego-secrets"] = before
-    host = EgoSecrets(context, IDENTITIES).load()[1]
-    assert host.run_id == RUN
-    assert (host.keys().channel_key == first.channel_key).all()
+    first = begun(context, alignment="psi").keys()
+    aligned, before = aligner(context).to_bytes(), RecordDict(dict(context.state))
+    other = begun(context, alignment="psi", run_id=OTHER_RUN).keys()
+    assert (first.keys().channel_key != other.keys().channel_key).any()
+    assert (first.run_id, other.run_id) == (RUN, OTHER_RUN)
+    assert aligner(context).to_bytes() != aligned
+    context.state = before
+    assert begun(context, alignment="psi").keys().to_bytes() == first.to_bytes()
+    assert aligner(context).to_bytes() == aligned
 
 
 @pytest.mark.parametrize("form", ["psi", "plain"])
@@ -143,5 +151,5 @@ def test_a_new_run_has_new_keys_and_a_context_that_was_taken_back_the_older_ones
 def test_what_is_wrong_with_identities_is_said_without_them(wrong: list[Any], form: str) -> None:
     # The server reads what an error says.
     with pytest.raises(ValueError, match="client 8") as caught:
-        EgoSecrets(context_of(), {8: wrong}).begin(RUN, form)
+        begun(context_of(), [replace(EGOS[0], client=8, names=tuple(wrong))], alignment=form)
     assert not any(str(identity) in str(caught.value) for identity in wrong)

@@ -13,7 +13,7 @@ from plain.fedscem import Client
 from torch import Tensor
 
 from flower_graph.data.description import NewGraph
-from flower_graph.data.graph import EgoNetwork
+from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
 from flower_graph.outputs.files import Snapshot, read_models
 from flower_graph.strategies.fedscem import EgoNetworkClient
@@ -49,7 +49,7 @@ def by_client(cohort: EgoCohort) -> dict[int, Tensor]:
     return found
 
 
-def group_of(egos: Sequence[EgoNetwork], settings: EgoSettings = SETTINGS) -> EgoGroup:
+def group_of(egos: Sequence[ClientGraph], settings: EgoSettings = SETTINGS) -> EgoGroup:
     cohort = EgoCohort(egos, settings)
     return EgoGroup(cohort.group(cohort.clients).learner, settings)
 
@@ -111,7 +111,7 @@ def test_nobody_has_shared_nodes() -> None:
     assert fused.embed().isfinite().all()
 
 
-def taken(cohort: EgoCohort, egos: Sequence[EgoNetwork]) -> Snapshot:
+def taken(cohort: EgoCohort, egos: Sequence[ClientGraph]) -> Snapshot:
     context = Context(1, 2, {"state-dir": ":memory:"}, RecordDict(), {})
     return EgoNetworkClient(context, egos, SETTINGS)._taken(cohort)
 

@@ -11,7 +11,7 @@ from flwr.app import RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_graph.data.graph import EgoNetwork
+from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import RefusedError
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.slots import SlotTable, open_table
@@ -31,12 +31,12 @@ from flower_graph.strategies.fedscem.messages import (
 RUN, ROUND, MOST, CPU = b"r" * 16, 4, 6, torch.device("cpu")
 
 
-def network(client: int, count: int) -> EgoNetwork:
+def network(client: int, count: int) -> ClientGraph:
     """A client of so many nodes without edges; its vectors are given, so nothing else matters."""
     mask = torch.zeros(count, dtype=torch.bool)
     x, y = torch.ones(count, SETTINGS.num_features), torch.zeros(count, dtype=torch.long)
     edges = torch.zeros(2, 0, dtype=torch.long)
-    return EgoNetwork(client, torch.arange(count), x, y, edges, None, ~mask, mask, mask)
+    return ClientGraph(client, torch.arange(count), x, y, edges, None, ~mask, mask, mask)
 
 
 def cohort_of(held: dict[int, list[int]]) -> tuple[EgoCohort, EgoGroup]:

@@ -10,10 +10,11 @@ import torch
 from ego_helpers import SETTINGS, toy_egos
 from ego_strategy_helpers import client_app
 from flwr.app import Context, RecordDict
+from graph_helpers import Outcome
 from torch import Tensor
 from torch.nn import functional as F
 
-from flower_graph.data.graph import EgoNetwork
+from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import placed_on
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
@@ -46,7 +47,7 @@ def few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategy_module, "GENERATOR_EPOCHS", 3)
 
 
-def networks() -> list[EgoNetwork]:
+def networks() -> list[ClientGraph]:
     """Usual clients, and one of one node, one without edges, one that does not train."""
     return [toy_egos()[place] for place in (0, 3, 4, 5, 7, 10)]
 
@@ -64,15 +65,14 @@ def run_sage(
     *,
     rounds: int = 4,
     supernodes: int = 2,
-    egos: list[EgoNetwork] | None = None,
+    egos: list[ClientGraph] | None = None,
     client: type[SageClient] = SageClient,
     settings: Any = SETTINGS,
 ) -> tuple[LocalSage, list[RoundReport]]:
-    strategy, reports = kind(settings), list[RoundReport]()
+    strategy = kind(settings)
     how = {"client": client, "settings": settings, "averages": strategy.averages}
     grid = InProcessGrid(client_app(egos or networks(), **how), num_supernodes=supernodes)
-    strategy.start(grid, num_rounds=rounds, timeout=5, on_round=reports.append)
-    return strategy, reports
+    return strategy, Outcome(strategy, grid).run(rounds).reports
 
 
 def test_local_sage_sends_no_payload_and_fed_sage_all_of_it() -> None:
@@ -147,7 +147,7 @@ def model() -> SageModel:
     return strategy_module._shared(SETTINGS, averages=True).make()
 
 
-def impaired(ego: EgoNetwork) -> ImpairedGraph:
+def impaired(ego: ClientGraph) -> ImpairedGraph:
     return ImpairedGraph.of(placed_on(ego, torch.device("cpu")), SETTINGS.seed)
 
 
@@ -176,7 +176,7 @@ def dense_gcn(edges: Tensor, n: int) -> Tensor:
     return root[:, None] * linked * root
 
 
-def slow_generator_loss(own: dict[str, Tensor], ego: EgoNetwork, noise: Tensor) -> Tensor:
+def slow_generator_loss(own: dict[str, Tensor], ego: ClientGraph, noise: Tensor) -> Tensor:
     """The loss node by node, with dense matrices."""
     graph = impaired(ego)
     kept, missing, edges = graph.impaired.kept, graph.impaired.missing, graph.impaired.edge_index

@@ -25,6 +25,7 @@ from flwr.serverapp.strategy import (
     Krum,
     Strategy,
 )
+from graph_helpers import Outcome
 from message_recorder import RUNS
 from relay_helpers import small_graph, strategy_for
 from structure_helpers import client_app as structure_app
@@ -32,7 +33,6 @@ from structure_helpers import settings_of
 
 from flower_graph.client import adaptor as client
 from flower_graph.errors import LegacyAppError, NoClientsError
-from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.strategy import StructureFedAvg, initial_arrays
@@ -56,14 +56,11 @@ def flower_egos(strategy: Strategy, rounds: int) -> tuple[dict[str, Any], list[f
 
 def test_flowers_fedavg_is_ours() -> None:
     found, losses = flower_egos(FedAvg(), 2)
-    ours, reports = EgoFedAvg(LEARNING), []
-    grid = InProcessGrid(
-        ego_app(seven_egos(), client=EgoModelClient, settings=LEARNING), num_supernodes=7
-    )
-    ours.start(grid, num_rounds=2, timeout=5, on_round=reports.append)
-    for name, values in ours.weights().items():
+    app = ego_app(seven_egos(), client=EgoModelClient, settings=LEARNING)
+    ours = Outcome(EgoFedAvg(LEARNING), InProcessGrid(app, num_supernodes=7)).run(2)
+    for name, values in ours.weights.items():
         assert np.allclose(found[name], values, atol=1e-6)
-    assert len(losses) == len(reports) == 2
+    assert len(losses) == len(ours.reports) == 2
 
 
 @pytest.mark.parametrize("strategy", [FedAdam(eta=0.02), Krum(num_malicious_nodes=1)])
@@ -131,9 +128,8 @@ def test_a_personalised_method_is_in_an_app_by_the_front_door() -> None:
         return SimpleNamespace(x=x, y=y, edge_index=torch.cat([ends, ends.flip(0)], 1))
 
     page = run_blocks(DOCS / "existing-app.md", 2, slice(0, 1), {"graph_of": graph_of})
-    reports: list[RoundReport] = []
     grid = InProcessGrid(page["client_app"], num_supernodes=3)
-    page["strategy"].start(grid, num_rounds=4, timeout=20, on_round=reports.append)
+    reports = Outcome(page["strategy"], grid).run(4, timeout=20).reports
     assert len(reports) == 4 and not any(one.skipped or one.rejected for one in reports)
     assert reports[-1].train_accuracy > 0.6
 

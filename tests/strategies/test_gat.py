@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from flower_graph.data.graph import OverlappingGraph as Client
+from flower_graph.data.graph import ClientGraph as Client
 from flower_graph.strategies.ppfl.config import GATConfig, ModelConfig, PPFLConfig
 from flower_graph.strategies.ppfl.modules import GATCohort, PublicGAT
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from public_helpers import Outcome, make_distrusting, run_secure, silent, start, toy_members
+from graph_helpers import Outcome
+from public_helpers import make_distrusting, run_secure, silent, start, toy_members
 
 from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.errors import RefusedError

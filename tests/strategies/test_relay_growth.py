@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context
-from relay_helpers import FEATURES, Outcome, run, same_weights, small_graph, strategy_for
+from graph_helpers import Outcome
+from relay_helpers import FEATURES, run, same_weights, small_graph, strategy_for
 from torch import Tensor, nn
 
 from flower_graph import NodeClient
@@ -28,9 +29,8 @@ def begun(folder: Path, old: int = OLD, **options: Any) -> Outcome:
 
 
 def go_on(
-    outcome: Outcome, folder: Path, rounds: int, *, left: Any = (), alone: int = 0, **of_client: Any
+    strategy: Any, folder: Path, rounds: int, *, left: Any = (), alone: int = 0, **of_client: Any
 ) -> Outcome:
-    strategy = outcome.strategy
     strategy.grow(WHOLE, left=left, alone=alone)
     of_client["left"] = left
     how: dict[str, Any] = {"supernodes": 3, "folder": folder, "of_client": of_client}
@@ -56,7 +56,7 @@ def test_alone_newcomers_train_and_all_others_stay_as_they_were(tmp_path: Path) 
     old = begun(tmp_path)
     before = {name: tensor.clone() for name, tensor in old.weights.items()}
     users_before = saved_users(tmp_path, ROUNDS)
-    new = go_on(old, tmp_path, 4, alone=4)
+    new = go_on(old.strategy, tmp_path, 4, alone=4)
     after = new.weights
     assert torch.equal(after.pop("latent")[:OLD], before.pop("latent"))
     assert all(torch.equal(after[name], before[name]) for name in before)
@@ -75,7 +75,7 @@ def test_newcomers_begin_from_the_seed_or_the_last_mean_and_others_go_on(
 ) -> None:
     old = begun(tmp_path, **({"average_every": 2} if averages else {}))
     mean = old.strategy.layer.state_dict().get("average")
-    new = go_on(old, tmp_path, 1, alone=int(averages))
+    new = go_on(old.strategy, tmp_path, 1, alone=int(averages))
     start = shared_linear_weight(FEATURES, new.strategy.layer.settings)
     start = start if mean is None else torch.where(mean.isnan(), start, mean)
     torch.testing.assert_close(new.weights["latent"][OLD:], WHOLE.x[OLD:] @ start)
@@ -87,9 +87,9 @@ def test_newcomers_begin_from_the_seed_or_the_last_mean_and_others_go_on(
 
 def test_a_grown_run_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    expected = go_on(begun(whole), whole, 6, alone=3)
-    go_on(begun(cut), cut, 2, alone=3)
-    fresh = Outcome(strategy_for(WHOLE, checkpoint_dir=cut, checkpoint_every=2))
+    expected = go_on(begun(whole).strategy, whole, 6, alone=3)
+    go_on(begun(cut).strategy, cut, 2, alone=3)
+    fresh = strategy_for(WHOLE, checkpoint_dir=cut, checkpoint_every=2)
     again = go_on(fresh, cut, 6, alone=3)
     assert [report.answered for report in again.reports] == [6, 24, 24, 24]
     assert same_weights(again, expected)
@@ -101,7 +101,7 @@ def test_who_left_is_in_no_file_edge_figure_and_draw_any_more(tmp_path: Path) ->
     before = old.weights["latent"].clone()
     users_before = saved_users(tmp_path, ROUNDS)
     assert all(before[user].any() for user in gone)
-    new = go_on(old, tmp_path, 1, left=gone)
+    new = go_on(old.strategy, tmp_path, 1, left=gone)
     server = new.strategy.server
     assert not server.latent[gone].any()
     edges = getattr(server.graph, "edge_index", server.graph)
@@ -120,7 +120,7 @@ def test_who_left_is_in_no_file_edge_figure_and_draw_any_more(tmp_path: Path) ->
 
 
 def test_of_those_who_are_left_a_share_is_drawn(tmp_path: Path) -> None:
-    new = go_on(begun(tmp_path, old=24, participation=0.5), tmp_path, 3, left=[3, 9])
+    new = go_on(begun(tmp_path, old=24, participation=0.5).strategy, tmp_path, 3, left=[3, 9])
     assert [report.asked for report in new.reports] == [11] * 3, "half of 22"
 
 
@@ -129,7 +129,7 @@ def test_own_user_models_grow(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(FEATURES, 3), nn.Tanh(), nn.Linear(3, 4))
     old = begun(tmp_path, of_client={"user_model": model})
     before = old.weights["latent"].clone()
-    server = go_on(old, tmp_path, 2, alone=2, left=[3], user_model=model).strategy.server
+    server = go_on(old.strategy, tmp_path, 2, alone=2, left=[3], user_model=model).strategy.server
     kept = [user for user in range(OLD) if user != 3]
     assert torch.equal(server.latent[kept], before[kept])
     assert server.known[NEW].all()

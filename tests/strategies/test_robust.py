@@ -12,12 +12,12 @@ from ego_strategy_helpers import Mod, seven_egos
 from ego_strategy_helpers import client_app as ego_app
 from federation import one_fast
 from flwr.app import Array, ArrayRecord, Context, Message
+from graph_helpers import Outcome
 from structure_helpers import client_app, settings_of
 
 from flower_graph.config.common import ROBUST, RobustSection
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config
-from flower_graph.records.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg, make_robust, too_few
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.config import FedGLSConfig
@@ -80,11 +80,9 @@ def run(method: str, average: RobustSection, is_hostile: bool) -> tuple[list[flo
     is_ego = method != "fedgls"
     egos = {"client": EgoModelClient, "settings": settings, "mods": mods}
     app = ego_app(seven_egos(), **egos) if is_ego else client_app(mods=mods)
-    strategy, reports = make_robust(kind, average, settings), list[RoundReport]()
     grid = InProcessGrid(app, num_supernodes=7 if is_ego else 6)
-    strategy.start(grid, num_rounds=10, timeout=1, on_round=reports.append)  # type: ignore[call-arg]
-    largest = max(float(np.abs(values).max()) for values in strategy.weights().values())
-    return [report.loss for report in reports], largest
+    outcome = Outcome(make_robust(kind, average, settings), grid).run(10, timeout=1)
+    return outcome.losses, max(float(np.abs(one).max()) for one in outcome.weights.values())
 
 
 @pytest.mark.parametrize("method", one_fast(KINDS, "fedavg"))

@@ -9,7 +9,8 @@ import pytest
 import torch
 from federation import Faults, Federation, at, good
 from flwr.app import Array, Context
-from relay_helpers import FEATURES, Outcome, assigned, small_graph, strategy_for
+from graph_helpers import Outcome
+from relay_helpers import FEATURES, assigned, small_graph, strategy_for
 from safetensors.torch import load
 from torch import Tensor
 from torch_geometric.data import Data
@@ -70,19 +71,18 @@ class Summed(Outcome):
         self.layers = list[dict[str, Tensor]]()
         self.of_client = {"user_model": how.pop("user_model", None)}
         app = make_client_app(self.client)
-        self.grid = grid(app, num_supernodes=supernodes, state_dir=IN_PROCESS, faults=faults)
+        over = grid(app, num_supernodes=supernodes, state_dir=IN_PROCESS, faults=faults)
         if distrusts:
             hosted = [range(k, k + 1) for k in range(supernodes)]  # the first user of each
-            registry = str(throwaway_parties(self.grid.run.run_id, hosted))
+            registry = str(throwaway_parties(over.run.run_id, hosted))
             how |= {"registry": registry, "trust": MALICIOUS_SERVER}
         how = {"dropout": 0.0, "reg_weight": None, **how}
         how |= {"aggregation": "masked"} if is_masked else {}
-        super().__init__(strategy_for(data, model, share="summed", **how))
+        super().__init__(strategy_for(data, model, share="summed", **how), over)
         self.first = {n: t.clone() for n, t in self.strategy.server.model.state_dict().items()}
         self.seed = self.strategy.layer.settings.seed
         try:
-            how = {"num_rounds": rounds, "timeout": timeout, "on_round": self.note}
-            self.strategy.start(self.grid, **how)
+            self.run(rounds, timeout=timeout, on_round=self.note)
         finally:
             forget_run(self.grid.run.run_id)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from federation import Federation, at
 from flwr.app import Array, Context, Message, RecordDict
-from party_helpers import settings
+from sum_helpers import settings
 from test_summed import LINEAR, Summed, rich_graph
 
 from flower_graph.errors import NoClientsError, RefusedError

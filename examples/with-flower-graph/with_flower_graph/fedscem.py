@@ -1,6 +1,6 @@
 """FedSCem: embeddings of nodes that several clients hold are averaged, under masks."""
 
-from flower_graph import EgoNetwork, EgoNetworkClient, EgoSettings, MaskedEmbeddingAveraging
+from flower_graph import ClientGraph, EgoNetworkClient, EgoSettings, MaskedEmbeddingAveraging
 from with_flower_graph.task import NUM_CLASSES, NUM_FEATURES
 
 
@@ -18,5 +18,5 @@ def client(context, partition_id, data, lr, epochs):
     """Build a client; nodes have the same number at all of them."""
     masks = (data.train_mask, data.val_mask, data.test_mask)
     graph = (data.node, data.x, data.y, data.edge_index)
-    ego = EgoNetwork(partition_id, *graph, None, *masks)
+    ego = ClientGraph(partition_id, *graph, None, *masks)
     return EgoNetworkClient(context, [ego], settings(lr))

@@ -13,13 +13,13 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flower_graph.config.common import MEAN, ONE_HOT, DataConfig
-from flower_graph.config.partition import GLOBAL
+from flower_graph.config.partition import GLOBAL, PartitionSection
 from flower_graph.data.description import (
     EDGE_VALUES,
     Caution,
@@ -46,9 +46,7 @@ from flower_graph.data.features import (
 from flower_graph.data.graph import (
     PARTS,
     ClientGraph,
-    EgoNetwork,
     Graph,
-    OverlappingGraph,
     joined_edges,
     node_numbers,
     to_undirected,
@@ -81,44 +79,45 @@ from flower_graph.errors import DataError
 from flower_graph.rng import generator
 
 RATIOS = (0.6, 0.2, 0.2)  # FedGLS's
-T = TypeVar("T")
-G = TypeVar("G", bound=ClientGraph)
 
 
-class Clients(list[T]):
+class Clients(list[ClientGraph]):
     """All clients of a run, with their classes and notes in common."""
 
     def __init__(
         self,
-        clients: Iterable[T],
+        clients: Iterable[ClientGraph],
         num_classes: int,
         classes: tuple[str, ...] | None = None,  # by number; None: the numbers are the names
         notes: Sequence[str] = (),  # notes on what was done to the data
         treatment: Treatment | None = None,  # treatment of the features, for other nodes
         whole: Graph | None = None,  # what was divided among the clients; None: each has its own
+        is_identified: bool = False,  # whether nodes' identities are the same at all clients
     ) -> None:
         super().__init__(clients)
         self.num_classes, self.classes, self.notes = num_classes, classes, tuple(notes)
-        self.treatment, self.whole = treatment, whole
+        self.treatment, self.whole, self.is_identified = treatment, whole, is_identified
 
     @classmethod
-    def cut(cls, clients: Iterable[T], whole: Graph) -> Clients[T]:
+    def cut(
+        cls, clients: Iterable[ClientGraph], whole: Graph, *, is_identified: bool = False
+    ) -> Clients:
         """Return clients with the classes of the graph that was divided among them."""
         common = (whole.num_classes, whole.classes, whole.notes, whole.treatment)
-        return cls(clients, *common, whole)
+        return cls(clients, *common, whole, is_identified)
 
-    def replaced(self, clients: Iterable[G]) -> Clients[G]:
+    def replaced(self, clients: Iterable[ClientGraph]) -> Clients:
         """Return other clients with what all of these have in common."""
         return Clients(clients, *vars(self).values())
 
     @classmethod
-    def of(cls, graphs: Sequence[G]) -> Clients[G]:
+    def of(cls, graphs: Sequence[ClientGraph]) -> Clients:
         """Return clients as ``Clients``; for a plain list the highest label gives the classes."""
         if isinstance(graphs, Clients):
             return graphs
         return Clients(graphs, 1 + max(int(graph.y.max()) for graph in graphs))
 
-    def as_graph(self: Clients[G]) -> Graph:
+    def as_graph(self) -> Graph:
         """Return all clients as one graph: the original one, or their disjoint union.
 
         A node is in a mask if it is in that mask at any client.
@@ -129,43 +128,42 @@ class Clients(list[T]):
                 for mask, own in zip(masks, graph.masks.values(), strict=True):
                     mask[graph.nodes[own]] = True
             return self.whole.with_masks(masks)
-        edges = joined_edges(self, [graph.edge_index for graph in self])
         x, y, train, val, test = (
             torch.cat([getattr(graph, part) for graph in self]) for part in ("x", "y", *PARTS)
         )
         numbers = [graph.targets for graph in self if graph.targets is not None]
-        whole = Graph(x, edges, y, self.num_classes, train, val, test, self.classes)
+        whole = Graph(x, joined_edges(self), y, self.num_classes, train, val, test, self.classes)
         targets = torch.cat(numbers) if numbers else None
         return replace(whole, notes=self.notes, targets=targets)
 
 
 def load_folder(
     path: Path | str,
-    ratios: Sequence[float],
+    partition: PartitionSection,
     seed: int,
-    *,
-    train_share: float | None = None,
-    graphless_ratio: float = 0.0,
     how: ReadOptions = PLAIN,
-) -> Clients[ClientGraph]:
+    graphless_ratio: float = 0.0,
+) -> Clients:
     """Load one client from each graph of a folder, or of a file whose nodes name their client.
 
+    Clients without masks are split as ``partition`` says; ``seed`` is the run's.
     ``graphless_ratio`` removes edges from clients of one graph; in a folder, files without edges
     make graphless clients.
     """
+    seed = seed if partition.seed is None else partition.seed
     clients, files = read_clients(path, how._replace(needs_edges=False))
     drawn = graphless_clients(len(files), graphless_ratio, seed) if is_one_graph(path) else set()
     graphs = []
     for graph, file in zip(clients, files, strict=True):
         with saying(file.where):
-            own = graph if file.has_masks else split_nodes(graph, ratios, seed)
+            own = graph if file.has_masks else split_nodes(graph, partition.ratios, seed)
             own = made_ready(own, drawn, clients.treatment)
-            graphs.append(fewer_trained(own, train_share, seed))
+            graphs.append(fewer_trained(own, partition.train_share, seed))
     check_training(graphs)
     return clients.replaced(graphs)
 
 
-def read_clients(path: Path | str, how: ReadOptions) -> tuple[Clients[ClientGraph], list[NewGraph]]:
+def read_clients(path: Path | str, how: ReadOptions) -> tuple[Clients, list[NewGraph]]:
     """Read the clients' graphs, their labels numbered and features prepared together.
 
     Masks are empty where a file has none. Logs the changes to all data, and to single clients'.
@@ -244,7 +242,7 @@ def client_graph_from_data(
     return graph
 
 
-def ego_from_data(client: int, data: object, identities: Identities) -> EgoNetwork:
+def ego_from_data(client: int, data: object, identities: Identities) -> ClientGraph:
     """Make a client of FedSCem from its own graph, as :func:`client_graph_from_data` does.
 
     The client needs ``edge_index``, and missing masks are empty (``split_per_client`` draws them).
@@ -264,10 +262,9 @@ def _alone(client: int, data: object, how: ReadOptions = PLAIN) -> tuple[NewGrap
     return found, found.as_client(client, found.x.float(), found.numbers)
 
 
-def _ego(graph: ClientGraph, named: Named) -> EgoNetwork:
+def _ego(graph: ClientGraph, named: Named) -> ClientGraph:
     nodes, names = named
-    own = {"nodes": nodes, "called": names if graph.called is None else graph.called}
-    return EgoNetwork(**vars(graph) | own, names=names)
+    return replace(graph, nodes=nodes, names=names, called=graph.called or names)
 
 
 # Identities, by which clients recognise common nodes --------------------------------------------
@@ -302,15 +299,18 @@ def named_by(identities: Identities, count: int, key: str = "identities") -> Nam
     return torch.tensor(given, dtype=torch.int64), None
 
 
-def _identities_of(files: Sequence[NewGraph]) -> list[Named]:
-    """Return the identities of all clients' nodes: all numbers, or all words."""
-    result: list[Named] = []
+def _read_identified(
+    path: Path | str, how: ReadOptions
+) -> tuple[Clients, list[NewGraph], list[Named]]:
+    """Read clients with the identities of their nodes: all numbers, or all words."""
+    (clients, files), result = read_clients(path, how), list[Named]()
+    clients.is_identified = True
     for file in files:
         with saying(file.where):
             result.append(identities_in(file.values, len(file.x)))
             if (result[-1][1] is None) != (result[0][1] is None):
                 raise DataError(f"identities are words here or at {files[0].where}, not at both")
-    return result
+    return clients, files, result
 
 
 # Clients that share nodes -----------------------------------------------------------------------
@@ -319,7 +319,7 @@ def _identities_of(files: Sequence[NewGraph]) -> list[Named]:
 # Any, here and below: the section `partition` of the method
 def load_ego_folder(
     path: Path | str, partition: Any, seed: int, how: ReadOptions = PLAIN
-) -> Clients[EgoNetwork]:
+) -> Clients:
     """Load FedSCem's clients from a folder, or from a file whose nodes name their client.
 
     Nodes have an ``identity`` (words, or int64), an ``n_id`` (int64) or ``names``. Clients without
@@ -327,8 +327,8 @@ def load_ego_folder(
     and what is allowed.
     """
     ratios, seed = partition.ratios, seed if partition.seed is None else partition.seed
-    clients, files = read_clients(path, how)
-    egos = [_ego(graph, who) for graph, who in zip(clients, _identities_of(files), strict=True)]
+    clients, files, named = _read_identified(path, how)
+    egos = [_ego(graph, who) for graph, who in zip(clients, named, strict=True)]
     ids = node_numbers(egos)
     if partition.split == GLOBAL:
         egos = _with_roles(files, egos, ids, ratios, seed)
@@ -343,13 +343,12 @@ def load_ego_folder(
 
 def load_overlapping_folder(
     path: Path | str, partition: Any, seed: int, how: ReadOptions = PLAIN
-) -> Clients[OverlappingGraph]:
+) -> Clients:
     """Load PPFL-GNN's clients from a folder, each client's nodes in the order of their ids."""
     ratios, seed = partition.ratios, seed if partition.seed is None else partition.seed
-    clients, files = read_clients(path, how)
-    who = _identities_of(files)
+    clients, files, who = _read_identified(path, how)
     words = sorted({word for _, own in who for word in own or ()})
-    number, graphs = {word: index for index, word in enumerate(words)}, list[OverlappingGraph]()
+    number, graphs = {word: index for index, word in enumerate(words)}, list[ClientGraph]()
     for graph, file, (ids, own) in zip(clients, files, who, strict=True):
         n, ids = len(file.x), torch.tensor([number[word] for word in own]) if own else ids
         with saying(file.where):
@@ -358,27 +357,27 @@ def load_overlapping_folder(
             public = read_mask("public", file.values.get("public"), n, [])
             if public is not None and public.dim() > 1:
                 raise DataError(f"public is of several splits: must be bool [{n}]")
-        assert graph.edge_index is not None
-        order, public = ids.argsort(), torch.ones(n) > 0 if public is None else public
+        order = ids.argsort()
         held: dict[str, Any] = {key: getattr(graph, key)[order] for key in ("x", "y", *PARTS)}
-        held["nodes"], held["public"], held["train_y"] = ids[order], public[order], held["y"]
-        held["edge_index"] = to_undirected(order.argsort()[graph.edge_index], n)
+        held["nodes"], held["public"] = ids[order], None if public is None else public[order]
+        held["edge_index"] = to_undirected(order.argsort()[graph.edges], n)
         called = own or graph.called
         held["called"] = None if called is None else tuple(called[row] for row in order.tolist())
-        graphs.append(OverlappingGraph(**vars(graph) | held))
+        graphs.append(replace(graph, **held))
     nodes, where = [graph.nodes for graph in graphs], f"data.name = {str(path)!r}"
-    if not any(graph.edge_index.numel() for graph in graphs):
+    if not any(graph.edges.numel() for graph in graphs):
         raise DataError(f"{where}: no client has an edge, so none can embed")
     if not _at_two(nodes).numel():
         raise DataError(f"{where}: no identity is at two of {len(graphs)} clients")
     # A node that one client holds back is not public at another that says nothing about it.
-    common = _at_two(graph.nodes[graph.public] for graph in graphs)
+    said = [g.nodes if g.public is None else g.nodes[g.public] for g in graphs]
+    common = _at_two(said)
     every = torch.cat([graph.y for graph in graphs])
     classes = every[every >= 0].unique()
     graphs = _with_roles(files, graphs, torch.cat(nodes), ratios, seed)
     for client, (file, graph) in enumerate(zip(files, graphs, strict=True)):
         shared = torch.isin(graph.nodes, common)
-        public = shared if file.values.get("public") is None else graph.public
+        public = shared if graph.public is None else graph.public
         with saying(file.where):
             if not (public & shared).any():
                 raise DataError(f"no node of {len(shared)} is public elsewhere too")
@@ -398,11 +397,11 @@ def _at_two(ids: Iterable[Tensor]) -> Tensor:
 
 def _with_roles(
     files: Sequence[NewGraph],
-    graphs: Sequence[G],
+    graphs: Sequence[ClientGraph],
     ids: Tensor,
     ratios: Sequence[float],
     seed: int,
-) -> list[G]:
+) -> list[ClientGraph]:
     """Draw a role for each node of clients without masks, the same at all clients that hold it."""
     every, place = ids.unique(return_inverse=True)
     role, y = torch.full(every.shape, -1), torch.full(every.shape, -1)  # -1: none yet

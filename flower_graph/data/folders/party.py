@@ -122,9 +122,7 @@ def node_data(graph: Graph) -> RunData:
     return RunData(server, part, names)
 
 
-def graph_data(
-    graphs: Clients[Any], server: Tree | None = None, clients: Tree | None = None
-) -> RunData:
+def graph_data(graphs: Clients, server: Tree | None = None, clients: Tree | None = None) -> RunData:
     """Assign each client its graph; the server gets only counts, and both get further details."""
 
     def part(numbers: range) -> Tensors:
@@ -265,10 +263,10 @@ def _opened(path: Path, settings: str, role: str, saved: int) -> RunFolder:
     return open_folder(path, json.loads(settings), role)
 
 
-def graphs_of(folder: RunFolder, kind: type[T]) -> list[T]:
-    """Read the graphs of a folder's clients, which are of one class."""
+def graphs_of(folder: RunFolder) -> list[ClientGraph]:
+    """Read the graphs of a folder's clients."""
     with reading(folder.path, DataError, "is incomplete; make the folder anew"):
-        return [read_graph(kind, client, folder.tensors) for client in folder.clients]
+        return [read_graph(client, folder.tensors) for client in folder.clients]
 
 
 def share(context: Context, count: int) -> slice:
@@ -370,23 +368,19 @@ def graph_tensors(graph: ClientGraph) -> Tensors:
     return result
 
 
-def read_graph(kind: type[T], client: int, tensors: Mapping[str, Tensor]) -> T:
+def read_graph(client: int, tensors: Mapping[str, Tensor]) -> ClientGraph:
     """Read one client's graph; ``KeyError`` if the tensors lack a field."""
     start = f"{client}."
     local = {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
-    values: dict[str, object] = {}
-    for one in fields(kind):  # type: ignore[arg-type]
-        if one.name not in local and "None" in str(one.type):
-            values[one.name] = None
-        elif one.name == "x":
-            values["x"] = read_matrix("x", local)
-        elif one.type in ("int", int):
-            values[one.name] = int(local[one.name])
-        elif "tuple" in str(one.type):
-            values[one.name] = tuple(json.loads(bytes(local[one.name].tolist())))
-        else:
-            values[one.name] = local[one.name]
-    return kind(**values)
+    values: dict[str, Any] = {"x": read_matrix("x", local), "client": int(local["client"])}
+    for key in ("called", "names"):
+        if key in local:
+            values[key] = tuple(json.loads(bytes(local[key].tolist())))
+    for one in fields(ClientGraph):
+        if one.name not in values:
+            is_optional = "None" in str(one.type)
+            values[one.name] = local.get(one.name) if is_optional else local[one.name]
+    return ClientGraph(**values)
 
 
 # Members: which client numbers each SuperNode may speak for ---------------------------------------

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,8 +34,6 @@ from flower_graph.data.description import WEIGHT, tell
 from flower_graph.data.features import CHANGES, Treatment
 from flower_graph.data.graph import (
     ClientGraph,
-    EgoNetwork,
-    OverlappingGraph,
     WholeGraph,
     neighbours_of,
     take_rows,
@@ -48,7 +46,6 @@ from flower_graph.rng import derive_seed, generator
 
 # Ways of cutting by which clients share nodes, each of which has one role at all of them
 WITH_COMMON_ROLES = (METIS_OVERLAPPING, OVERLAPPING)
-G = TypeVar("G", bound=ClientGraph)
 
 
 def partition_graph(
@@ -93,7 +90,7 @@ def partition_graph(
 
 
 # Any, here and below: the section `partition` of a method
-def partition_egos(data: WholeGraph, partition: Any, seed: int) -> list[EgoNetwork]:
+def partition_egos(data: WholeGraph, partition: Any, seed: int) -> list[ClientGraph]:
     """Sample egos, and make and split their ego-networks.
 
     The whole graph's own masks play no part. ``seed``, of the run, stands in for ``partition.seed``
@@ -101,10 +98,10 @@ def partition_egos(data: WholeGraph, partition: Any, seed: int) -> list[EgoNetwo
     """
     seed, neighbours = checked_seed(partition, seed), neighbours_of(data)
     cut = cut_out(data, sample_egos(neighbours, partition, seed), neighbours)
-    return [EgoNetwork(**vars(graph)) for graph in split_egos(cut, data.y, partition, seed)]
+    return split_egos(cut, data.y, partition, seed)
 
 
-def overlapping_graphs(data: WholeGraph, partition: Any, seed: int) -> list[OverlappingGraph]:
+def overlapping_graphs(data: WholeGraph, partition: Any, seed: int) -> list[ClientGraph]:
     """Cut a graph into clients that share their public nodes.
 
     Every client has all edges among its nodes; a client without edges is allowed, and so are
@@ -120,7 +117,7 @@ def overlapping_graphs(data: WholeGraph, partition: Any, seed: int) -> list[Over
         check_roles(graph.client, graph.masks.values(), partition.ratios)
         noisy = noisy_labels(graph, classes, partition.label_noise, seed)
         public = owner[graph.nodes] == EVERYBODY
-        graphs.append(OverlappingGraph(**vars(graph), public=public, train_y=noisy))
+        graphs.append(replace(graph, public=public, train_y=noisy))
     return graphs
 
 
@@ -160,7 +157,9 @@ def parts_of(
 # Roles, and edges ---------------------------------------------------------------------------------
 
 
-def split_nodes(graph: G, ratios: Sequence[float], seed: int, purpose: str = "split") -> G:
+def split_nodes(
+    graph: ClientGraph, ratios: Sequence[float], seed: int, purpose: str = "split"
+) -> ClientGraph:
     """Split a client's labelled nodes by three shares, each above 0, in sum at most 1.
 
     The draw depends on the seed and on the client's number alone. A part may be empty; one node
@@ -170,27 +169,35 @@ def split_nodes(graph: G, ratios: Sequence[float], seed: int, purpose: str = "sp
     return graph.with_masks(labelled_split(graph.y, ratios, generator=rng, may_be_empty=True))
 
 
-def split_by_class(cut: Sequence[G], y: Tensor, ratios: Sequence[float], seed: int) -> list[G]:
+def split_by_class(
+    cut: Sequence[ClientGraph], y: Tensor, ratios: Sequence[float], seed: int
+) -> list[ClientGraph]:
     """Draw each node's role for all clients, class by class."""
     roles = stratified_split(y, ratios, generator=generator(seed, "roles"))
     return [graph.with_masks(mask[graph.nodes] for mask in roles) for graph in cut]
 
 
-def split_egos(networks: Sequence[G], y: Tensor, partition: Any, seed: int) -> list[G]:
+def split_egos(
+    networks: Sequence[ClientGraph], y: Tensor, partition: Any, seed: int
+) -> list[ClientGraph]:
     """Split the nodes as ``partition.split`` says."""
     if partition.split == PER_CLIENT:
         return split_per_client(networks, partition.ratios, seed)
     return split_global(networks, y, partition.ratios, seed)
 
 
-def split_per_client(networks: Sequence[G], ratios: Sequence[float], seed: int) -> list[G]:
+def split_per_client(
+    networks: Sequence[ClientGraph], ratios: Sequence[float], seed: int
+) -> list[ClientGraph]:
     """Split each client's labelled nodes by themselves."""
     # A node that several clients hold may train at one and be tested at another.
     RATIOS.check("partition.ratios", ratios)
     return [split_nodes(one, ratios, seed, "ego-split") for one in networks]
 
 
-def split_global(networks: Sequence[G], y: Tensor, ratios: Sequence[float], seed: int) -> list[G]:
+def split_global(
+    networks: Sequence[ClientGraph], y: Tensor, ratios: Sequence[float], seed: int
+) -> list[ClientGraph]:
     """Give every node one role, the same at all clients that hold it.
 
     The stricter split: no client trains on a label that another is tested on. A client may be left
@@ -408,7 +415,7 @@ def sample_egos(neighbours: SortedEdges, partition: Any, seed: int) -> list[Tens
     raise DataError(f"partition.clients = {partition.clients}: {found}")
 
 
-def ego_networks(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> list[EgoNetwork]:
+def ego_networks(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> list[ClientGraph]:
     """Make the ego-network of each ego, without masks; client numbers follow the egos' order.
 
     ``egos`` are distinct, otherwise ``DataError``; ``hops`` is at least 1, otherwise
@@ -420,7 +427,7 @@ def ego_networks(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> l
     if wrong := values[(values < 0) | (values >= n) | (counts > 1)].tolist():
         raise DataError(f"egos {wrong[:5]}: must be different nodes, 0 to {n - 1}")
     parts = [nodes for chunk in egos.split(CHUNK) for nodes in _around(neighbours, chunk, hops)]
-    return [EgoNetwork(**vars(graph)) for graph in cut_out(data, parts, neighbours)]
+    return cut_out(data, parts, neighbours)
 
 
 def _around(neighbours: SortedEdges, egos: Tensor, hops: int) -> list[Tensor]:

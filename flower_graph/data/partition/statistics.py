@@ -8,19 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from flower_graph.config.common import AS_IS, RunConfig
+from flower_graph.config.partition import PartitionSection
 from flower_graph.data.features import ReadOptions
-from flower_graph.data.folders.client_folder import RATIOS, Clients, clients_path, load_folder
+from flower_graph.data.folders.client_folder import Clients, clients_path, load_folder
 from flower_graph.data.graph import (
     ClientGraph,
-    EgoNetwork,
     Graph,
-    OverlappingGraph,
     Scale,
     WholeGraph,
     joined_edges,
@@ -88,9 +87,9 @@ def client_statistics(
         figures, {f"{name} per client": counts(size) for name, size in per_client.items()}, classes
     )
     numbers: Tensor | None = None  # of nodes, the same at all clients
-    if whole is not None or isinstance(graphs[0], OverlappingGraph):
+    if whole is not None:
         numbers = torch.cat([graph.nodes for graph in graphs])
-    elif isinstance(graphs[0], EgoNetwork):
+    elif isinstance(graphs, Clients) and graphs.is_identified:
         numbers = node_numbers(graphs)
     if numbers is not None:
         nodes, holders = numbers.unique(return_counts=True)
@@ -118,9 +117,8 @@ def client_statistics(
             kept |= here[source] & here[target]
         figures["kept-nodes-share"], figures["kept-edges-share"] = _mean(held), _mean(kept)
         figures["cut-edges-share"] = _mean(~kept[held[source] & held[target]])
-    if sharing := [graph for graph in graphs if isinstance(graph, OverlappingGraph)]:
-        public = torch.cat([graph.public for graph in sharing])
-        source, target = joined_edges(sharing, [graph.edge_index for graph in sharing])
+    if publics := [graph.public for graph in graphs if graph.public is not None]:
+        public, (source, target) = torch.cat(publics), joined_edges(graphs)
         degree = source.bincount(minlength=len(y))
         reach = source[public[target]].bincount(minlength=len(y))[~public]
         figures |= {
@@ -171,11 +169,11 @@ def class_counts(graphs: Sequence[ClientGraph]) -> list[list[int]]:
 
 
 def _edge_count(graph: ClientGraph) -> int:
-    return 0 if graph.edge_index is None else graph.edge_index.size(1) // 2
+    return graph.edges.size(1) // 2
 
 
 def _distinct_edges(graphs: Sequence[ClientGraph], numbers: Tensor) -> int:
-    ends = numbers[joined_edges(graphs, [graph.edge_index for graph in graphs])]
+    ends = numbers[joined_edges(graphs)]
     return ends.unique(dim=1).size(1) // 2 if ends.numel() else 0
 
 
@@ -198,7 +196,7 @@ def counts(values: Tensor) -> dict[int, int]:
 AGAIN = "a node counts at each client that has it"
 
 
-def holdings(data: Graph | Clients[Any], clients: int, called: str) -> str:
+def holdings(data: Graph | Clients, clients: int, called: str) -> str:
     """Describe what clients hold: a graph each, or parts of one, such as a node each."""
     graphs: Sequence[Graph | ClientGraph] = data if isinstance(data, Clients) else [data]
     if not isinstance(data, Clients):
@@ -250,7 +248,7 @@ def survey(config: RunConfig) -> Survey:
     def read(how: ReadOptions) -> Graph:
         if path is None:
             return load_graph(data, seed=config.seed, how=how)
-        return load_folder(path, RATIOS, config.seed, how=how).as_graph()
+        return load_folder(path, PartitionSection(), config.seed, how).as_graph()
 
     try:
         return survey_graph(read(how))
