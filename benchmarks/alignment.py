@@ -12,8 +12,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,7 +26,10 @@ from benchmarks.measure import duration, say, spread, table
 from flower_graph.ops import align_pairs, consensus
 from flower_graph.rng import generator
 from flower_graph.secure.align.client import AlignmentClient
+from flower_graph.secure.align.plaintext import PlaintextAlignmentClient, PlaintextAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
+from flower_graph.secure.node_config import MOST_BLOCK
+from flower_graph.secure.parties.identity import TrustSettings
 
 RUN, SEED = b"run", b"the epoch's seed"
 # SuperNodes, clients of each, identities of each client
@@ -39,83 +41,125 @@ COUNTS = {"pairs": (10, 100, 300), "consensus": (10, 100, 1_000, 10_000)}
 QUICK_COUNTS = dict.fromkeys(FORMS, (4,))
 
 
-class Aligning:
-    """One alignment; ``seconds`` is the processor time of each side's steps."""
+HALVES: dict[str, tuple[Any, Any]] = {
+    "psi": (AlignmentClient, AlignmentServer),
+    "plain": (PlaintextAlignmentClient, PlaintextAlignmentServer),
+}
+Data = Mapping[int, Sequence[object]]
+Answer = Callable[[int, dict[str, Any]], dict[str, Any] | None]
 
-    # Verified where there is a folder, for the parties' journals
 
-    def __init__(self, nodes: int, each: int, identities: int, folder: Path | None) -> None:
-        self.clients = {n: list(range(n * each, n * each + each)) for n in range(nodes)}
-        draw, total = np.random.default_rng(0), nodes * each
-        # As many identities as that each is held by three clients
-        pool = max(identities, total * identities // 3)
-        held = {c: draw.choice(pool, identities, replace=False).tolist() for c in range(total)}
-        own = {n: {c: held[c] for c in local} for n, local in self.clients.items()}
-        self.seconds: dict[str, float] = {}
-        self.hosts: Mapping[int, Any]
-        if folder is None:
-            self.hosts = {n: AlignmentClient(RUN, data) for n, data in own.items()}
-            self.server = AlignmentServer()
-        else:
-            self._verified(own, folder)
+class Alignment:
+    """Clients assigned to nodes, and a server that leads them, in one process.
 
-    def _verified(self, own: dict[int, Any], folder: Path) -> None:
-        points = [AlignmentClient(RUN, data).points for data in own.values()]
-        declared = {client: size for one in points for client, size in one.items()}
-        grants = [range(min(data), max(data) + 1) for data in own.values()]
-        trusts = parties.make(grants, folder, 0.0, max(declared.values()))
-        self.server = server = AlignmentServer(registry=trusts[0].registry, run_id=RUN)
-        server.begin(SEED, self.clients, trusts[0].registry)
-        self.hosts = {n: AlignmentClient(RUN, own[n], trusts[n]) for n in own}
-        for host in self.hosts.values():
-            host.begin(SEED, self.clients, declared)
+    With ``trusts`` of parties, by node, it is the verified form.
+    """
 
-    def run(self) -> float:
-        server = self.server
-        for node, local in self.clients.items():
-            server.enroll(node, local)
-        while requests := self._timed("server", server.requests):
-            for node, request in requests.items():
-                reply = self._answer(node, request)
-                self._timed("server", partial(server.take, node, reply))
-        while server.waits():
-            self._unite()
-        for node, message in server.publications().items():
-            self._answer(node, message)
-        if server.blamed or not server.aligned:
-            raise RuntimeError(f"not all are aligned: {server.blamed}")
-        return sum(self.seconds.values())
+    def __init__(
+        self,
+        data: Data,
+        nodes: Mapping[int, Sequence[int]],
+        run_id: bytes = RUN,
+        form: str = "psi",
+        trusts: Sequence[TrustSettings] = (),
+    ) -> None:
+        self.kind, server = HALVES[form]
+        self.run = (run_id,) if form == "psi" else ()
+        self.data, self.nodes, self.trusts = dict(data), dict(nodes), trusts
+        self.server = server()
+        self.declared: dict[int, int] = {}
+        if trusts:
+            registry = trusts[0].registry
+            self.server = AlignmentServer(registry=registry, run_id=run_id)
+            self.server.begin(SEED, self.nodes, registry)
+            for node in self.nodes:
+                self.declared |= AlignmentClient(run_id, self.own(node)).points
+        self.hosts = {node: self.host(node) for node in self.nodes}
+        self.received: list[dict[str, Any]] = []
+        self.totals: list[Any] = []
 
-    def _unite(self) -> None:
-        total, everybody = np.uint64(0), [c for local in self.clients.values() for c in local]
-        for node, request in self._timed("server", self.server.union_requests).items():
-            self._answer(node, request)
-            host, local = self.hosts[node], self.clients[node]
-            total = total + self._timed("tables", partial(host.sketch, request.cells, local))
-        self._timed("server", partial(self.server.take_union, total, everybody))
+    def own(self, node: int) -> dict[int, Sequence[object]]:
+        """Return the identities of a node's clients."""
+        return {client: self.data[client] for client in self.nodes[node]}
 
-    def _answer(self, node: int, request: Any) -> dict[str, Any]:
-        config = request.to_config()
-        stage = type(request).__name__
-        found: dict[str, Any] = self._timed(stage, partial(self.hosts[node].answer, config))
+    def host(self, node: int, state: bytes | None = None) -> Any:
+        """Make a node's host, new or from its state."""
+        own = *self.run, self.own(node), *self.trusts[node : node + 1]
+        host = self.kind(*own) if state is None else self.kind.from_bytes(state, *own)
+        if self.trusts:
+            host.begin(SEED, self.nodes, self.declared)
+        return host
+
+    def reply(self, node: int, config: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = self.hosts[node].answer(config)
         return found
 
-    def _timed(self, who: str, call: Callable[[], Any]) -> Any:
-        started = time.process_time()
-        found = call()
-        self.seconds[who] = self.seconds.get(who, 0.0) + time.process_time() - started
-        return found
+    def exchange(self, answer: Answer | None = None) -> dict[int, Any]:
+        """Run one stage; return its requests.
+
+        ``answer(node, config)`` stands between server and host: it may change what a host says, or
+        return None for silence.
+        """
+        requests: dict[int, Any] = self.server.requests()
+        for node, request in requests.items():
+            reply = (answer or self.reply)(node, request.to_config())
+            if reply is not None:
+                self.received.append(reply)
+                self.server.take(node, reply)
+        return requests
+
+    def union(self, absent: Iterable[int] = ()) -> None:
+        """Add up the tables of all clients that have tokens, but for the absent."""
+        while isinstance(self.server, AlignmentServer) and self.server.waits():
+            total, present = np.uint64(0), []
+            for node, request in self.server.union_requests().items():
+                assert self.reply(node, request.to_config()) == {}
+                clients = sorted(set(self.hosts[node].finished) - set(absent))
+                total = total + self.hosts[node].sketch(request.cells, clients)
+                present += clients
+            self.totals.append(total)
+            self.server.take_union(total, present)
+
+    def align(self, answer: Answer | None = None, *nodes: int, absent: Iterable[int] = ()) -> None:
+        """Enrol some nodes, by default all, and align whoever is enrolled, to the end."""
+        for node in nodes or self.nodes:
+            self.server.enroll(node, self.nodes[node])
+        while self.exchange(answer):
+            pass
+        self.union(absent)
+        for node, message in self.server.publications().items():
+            self.reply(node, message.to_config())
+
+
+def drawn(nodes: int, each: int, identities: int, folder: Path | None = None) -> Alignment:
+    """Draw what clients hold; with a folder, for the parties' journals, in the verified form."""
+    grants = [range(n * each, n * each + each) for n in range(nodes)]
+    draw, total = np.random.default_rng(0), nodes * each
+    # As many identities as that each is held by three clients
+    pool = max(identities, total * identities // 3)
+    held = {c: draw.choice(pool, identities, replace=False).tolist() for c in range(total)}
+    trusts = [] if folder is None else parties.make(grants, folder, 0.0, MOST_BLOCK)
+    return Alignment(held, dict(enumerate(grants)), trusts=trusts)
+
+
+def seconds(alignment: Alignment) -> float:
+    """Return the processor time of an alignment of all."""
+    started = time.process_time()
+    alignment.align()
+    if alignment.server.blamed or not alignment.server.aligned:
+        raise RuntimeError(f"not all are aligned: {alignment.server.blamed}")
+    return time.process_time() - started
 
 
 def identity_row(nodes: int, each: int, identities: int) -> list[str]:
     """Measure both forms in turns; return the least time of each."""
     blinded, verified = math.inf, math.inf
     for _ in range(TIMES):
-        aligning = Aligning(nodes, each, identities, None)
-        points = sum(sum(host.points.values()) for host in aligning.hosts.values())
-        blinded = min(blinded, aligning.run())
+        trusting = drawn(nodes, each, identities)
+        points = sum(sum(host.points.values()) for host in trusting.hosts.values())
+        blinded = min(blinded, seconds(trusting))
         with TemporaryDirectory() as folder:
-            verified = min(verified, Aligning(nodes, each, identities, Path(folder)).run())
+            verified = min(verified, seconds(drawn(nodes, each, identities, Path(folder))))
     row = [str(nodes), str(nodes * each), str(identities), f"{points:,}", duration(blinded)]
     say(f"{nodes} x {each} clients with {identities} identities: {verified / blinded:.2f} times")
     return [*row, duration(verified), f"{verified / blinded:.2f}"]

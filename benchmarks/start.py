@@ -22,7 +22,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.measure import ROOT, command_of, environment_of, say, spread, table
-from flower_graph.apps.cli.launch import clean_up, engine_command, engine_environment
+from flower_graph.apps.cli.launch import (
+    clean_up,
+    engine_command,
+    engine_environment,
+    write_app,
+)
 
 TIMES, SUPERNODES = 7, 2
 # What each is compared with, and what is run
@@ -35,20 +40,6 @@ COMMANDS = {
     "show quickstart": ("numpy", ["show", "quickstart"]),
     "a refused key": ("numpy", ["run", "quickstart", "strategy.reg_wieght=1"]),
 }
-PYPROJECT = """\
-[project]
-name = "empty"
-version = "0.0.0"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "empty"
-
-[tool.flwr.app.components]
-serverapp = "server:app"
-clientapp = "client:app"
-"""
 SERVER = f"""\
 import time
 
@@ -149,14 +140,9 @@ def seconds_to(line: str, command: Sequence[str], environment: dict[str, str]) -
 def empty_app() -> float:
     """Run the empty app as ours is run: everything private, in a home of its own."""
     home = Path(tempfile.mkdtemp(prefix="fg-"))
-    app = home / "app"
-    app.mkdir()
-    for name, text in {
-        "pyproject.toml": PYPROJECT,
-        "server.py": SERVER,
-        "client.py": ANSWER,
-    }.items():
-        (app / name).write_text(text, encoding="utf-8")
+    app = write_app(home / "app", {}, "server:app", "client:app")
+    (app / "server.py").write_text(SERVER, encoding="utf-8")
+    (app / "client.py").write_text(ANSWER, encoding="utf-8")
     environment = engine_environment(home)
     try:
         command = engine_command(app, SUPERNODES, environment)

@@ -94,8 +94,6 @@ class FedGTAConfig(ModuleRunConfig):
 def propagate_labels(graph: Adjacency, start: Tensor, steps: int, restart: float) -> Tensor:
     """Spread rows over a graph: ``Y <- restart Y_0 + (1 - restart) A Y``, ``steps`` times."""
     # start [n, k]
-    if not 0 <= restart <= 1:
-        raise ValueError(f"restart is {restart}, must be at least 0 and at most 1")
     rows = start
     for _ in range(steps):
         rows = restart * start + (1 - restart) * propagate(graph, rows)
@@ -105,8 +103,6 @@ def propagate_labels(graph: Adjacency, start: Tensor, steps: int, restart: float
 def moments(rows: Tensor, order: int, kind: str = "hybrid") -> Tensor:
     """Give the columns' means of powers 1 to ``order``: of values, of deviations, or both."""
     # rows [n, k]; the result is flat: order times k numbers, twice as many of `hybrid`
-    if kind not in MOMENTS:
-        raise ValueError(f"kind {kind!r} is unknown: allowed are {', '.join(MOMENTS)}")
     of = {"raw": [rows], "central": [rows - rows.mean(0)]}
     chosen = of["raw"] + of["central"] if kind == "hybrid" else of[kind]
     return torch.cat([(x**power).mean(0) for x in chosen for power in range(1, order + 1)])

@@ -27,7 +27,6 @@ from flower_graph.records.participation import numbers
 from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem import client as ego_host
 from flower_graph.wire.keys import CONFIG, SERVER_ROUND
 
 sys.path.insert(0, str(Path(__file__).parent / "frozen"))
@@ -414,12 +413,8 @@ def round_of(message: Message) -> int:
 
 def forget_live(*key: int) -> None:
     """Forget what this process keeps of a run's clients, or of one node: run id, node id."""
-    kept_by: list[dict[Any, Any]] = [state._LIVE]
-    if len(key) == 2:  # a SuperNode that ends takes its secrets with it
-        kept_by.append(ego_host._LIVE)
-    for kept in kept_by:
-        for one in [one for one in kept if one[: len(key)] == key]:
-            del kept[one]
+    for one in [one for one in state._LIVE if one[: len(key)] == key]:
+        del state._LIVE[one]
 
 
 Trained = tuple[dict[str, Any], list[float]]  # what the server holds, and what clients measured

@@ -8,12 +8,27 @@ import torch
 from flwr.app import Context
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch_geometric.data import Data
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.data.graph import ClientGraph
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.keys import ROLES
+
+CLASSES, FEATURES = 3, 8
+
+
+def small_graph(n: int = 12, seed: int = 0, **changes: Any) -> Data:
+    """A ring with chords inside the classes; a third of the nodes trains, validates or tests."""
+    place = torch.arange(n)
+    y = place % CLASSES
+    x = (torch.rand(n, FEATURES, generator=torch.Generator().manual_seed(seed)) < 0.3).float()
+    x[place, y] = 1.0  # no node without features, and something to learn
+    one_way = [torch.stack([place, (place + step) % n]) for step in (1, CLASSES)]
+    edge_index = torch.cat([*one_way, *(edges.flip(0) for edges in one_way)], 1)
+    masks = {f"{role}_mask": place // CLASSES % 3 == part for part, role in enumerate(ROLES)}
+    return Data(**{"x": x, "edge_index": edge_index, "y": y, **masks, **changes})
 
 
 def toy(

@@ -29,7 +29,6 @@ from flower_graph.strategies.fedgls.strategy import StructureClient, StructureFe
 
 FEATURES, CLASSES = 8, 4
 PARTS = ("gnn", "encoder")
-MODEL_KEYS = (("gnn-first", "gnn-rest"), ("encoder-first", "encoder-rest"))
 METHODS = (*AVERAGING, "fed-gnn-mlp")
 SETTINGS = StructureSettings(
     FEATURES,
@@ -110,33 +109,6 @@ def _client(number: int) -> ClientGraph:
     return ClientGraph(number, nodes, x, y, own, true, *masks)
 
 
-Weights = dict[tuple[int, int], plain.Weights]  # client and number of the model
-
-
-def weights_of(cohort: Cohort) -> Weights:
-    """Every client's models."""
-    return {
-        (client, number): plain.Weights(*(own[f"{part}-{one}"] for one in ("first", "rest")))
-        for client, own in parts_of(cohort).items()
-        for number, part in enumerate(PARTS)
-        if f"{part}-first" in own
-    }
-
-
-def parts_of(cohort: Cohort) -> dict[int, dict[str, Tensor]]:
-    """Each client's own tensors."""
-    return {one.graph.client: deepcopy(one.module.state_dict()) for one in cohort}
-
-
-def learners_of(cohort: Cohort, settings: StructureSettings = SETTINGS) -> dict[int, list[Tensor]]:
-    """φ of every graphless client: a part for each layer."""
-    return {
-        client: layers_of(own, settings)
-        for client, own in parts_of(cohort).items()
-        if client in GRAPHLESS and "learner-first" in own
-    }
-
-
 def cohort_of(context: Context) -> Cohort:
     """What a SuperNode's context keeps."""
     cohort, *_ = state._LIVE[context.run_id, context.node_id].held
@@ -177,14 +149,10 @@ class Outcome(graph_helpers.Outcome):
         return [cohort_of(context) for context in self.grid.contexts.values()]
 
     @property
-    def weights(self) -> Weights:
-        """Every client's models."""
-        return {key: model for c in self.cohorts for key, model in weights_of(c).items()}
-
-    @property
-    def learners(self) -> dict[int, list[Tensor]]:
-        own = self.strategy.structure
-        return {client: one for c in self.cohorts for client, one in learners_of(c, own).items()}
+    def clients(self) -> dict[int, dict[str, Tensor]]:
+        """Every client's own tensors."""
+        each = (one for cohort in self.cohorts for one in cohort)
+        return {one.graph.client: deepcopy(one.module.state_dict()) for one in each}
 
     def reasons(self, number: int) -> list[tuple[int, str]]:
         """Who was left out of a round, as places of SuperNodes, and why."""
@@ -212,21 +180,20 @@ def close(one: Tensor, other: Tensor, atol: float = 1e-5) -> None:
 
 def assert_as_plain(outcome: Outcome, federation: plain.Federation) -> None:
     """Compare the server's models with the plain ones, and every client's models and learner."""
-    for (first, rest), model in zip(MODEL_KEYS, federation.models, strict=False):
-        close(outcome.arrays[first], model.first)
-        close(outcome.arrays[rest], model.rest)
-    weights, learners = outcome.weights, outcome.learners
+    for part, model in zip(PARTS, federation.models, strict=False):
+        close(outcome.arrays[f"{part}-first"], model.first)
+        close(outcome.arrays[f"{part}-rest"], model.rest)
+    clients = outcome.clients
     for client in federation.clients:
-        has = (client.x != 0).any(0)
+        has, own = (client.x != 0).any(0), clients[client.graph.client]
         for number, model in client.models().items():
-            ours = weights[client.graph.client, number]
-            close(ours.first[has], model.first[has])
-            close(ours.rest, model.rest)
+            close(own[f"{PARTS[number]}-first"][has], model.first[has])
+            close(own[f"{PARTS[number]}-rest"], model.rest)
         if client.learner is not None:
-            own = learners[client.graph.client]
-            for part, wanted in zip(own, client.learner.parts, strict=True):
+            layers = layers_of(own, outcome.strategy.structure)
+            for layer, wanted in zip(layers, client.learner.parts, strict=True):
                 rows = has if len(wanted) == len(has) else slice(None)
-                close(part[rows], wanted.detach()[rows])
+                close(layer[rows], wanted.detach()[rows])
 
 
 def assert_judged_as_plain(outcome: Outcome, clients: Sequence[plain.Client]) -> None:

@@ -1,6 +1,5 @@
 """Every shipped config runs to its end on three seeds, with all clients, and without a flood."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from flower_graph.errors import DataError
 from flower_graph.method.load import list_configs, load_config
 from flower_graph.method.registry import method_of
 from flower_graph.records import warned
+from flower_graph.storage.reading import read_lines
 
 SEEDS = (0, 1, 2)
 MOST_CLIENTS = 100_000  # of more a run takes hours: benchmarks have those
@@ -48,8 +48,7 @@ def test_a_shipped_config_runs_to_its_end(
     out = tmp_path / "run"
     assert main(["run", name, *more, "--seeds", seeds, "--out", str(out), "--quiet"]) == 0
     for seed in SEEDS:
-        lines = (out / f"seed-{seed}" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        rounds = [json.loads(line) for line in lines]
+        rounds = read_lines(out / f"seed-{seed}" / "metrics.jsonl")
         assert rounds
         for report in rounds:
             assert not report["skipped"], report

@@ -18,7 +18,7 @@ from flower_graph.apps.run import check_run, first_rounds
 from flower_graph.config.common import RunConfig
 from flower_graph.data.baselines import says_one_class
 from flower_graph.data.partition.statistics import (
-    Survey,
+    Description,
     holdings,
     is_heterophilous,
     lines,
@@ -114,7 +114,7 @@ def short_form(config: RunConfig) -> tuple[list[str], list[str]]:
     return facts, [*description.warnings, *_warnings(config, description)]
 
 
-def _warnings(config: RunConfig, description: Survey) -> list[str]:
+def _warnings(config: RunConfig, description: Description) -> list[str]:
     caveat = method_of(config).heterophily
     return [caveat] if caveat and is_heterophilous(description.figures) else []
 
@@ -134,7 +134,7 @@ def _configs(target: str, overrides: Sequence[str]) -> dict[str, RunConfig]:
     return result
 
 
-def _tried(name: str, config: RunConfig, description: Survey) -> Tree:
+def _tried(name: str, config: RunConfig, description: Description) -> Tree:
     method = method_of(config)
     try:
         check_run(config)

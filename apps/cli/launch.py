@@ -135,8 +135,8 @@ dependencies = ["flower-graph"]
 publisher = "flower-graph"
 
 [tool.flwr.app.components]
-serverapp = "flower_graph.apps.server_app:app"
-clientapp = "flower_graph.apps.client_app:app"
+serverapp = {server}
+clientapp = {client}
 
 [tool.flwr.app.config]
 {settings}
@@ -187,7 +187,7 @@ def flwr_run(
         home = temporary_folder("fg-", Path(_short_temporary_folder()))
         with ended_by(partial(clean_up, home)), _guarded(home):
             try:
-                command = home, _write_app(home / "app", settings), supernodes, ray_address
+                command = home, write_app(home / "app", settings), supernodes, ray_address
                 log = _run_in(*command, echo, meanwhile)
                 break
             except _NotStartedError:
@@ -280,12 +280,19 @@ def _run_in(
     return tail
 
 
-def _write_app(folder: Path, settings: Mapping[str, str | bool]) -> Path:
+def write_app(
+    folder: Path,
+    settings: Mapping[str, str | int],
+    server: str = "flower_graph.apps.server_app:app",
+    client: str = "flower_graph.apps.client_app:app",
+) -> Path:
+    """Write what Flower reads of an app: its settings, and where its two halves are."""
     make_folder(folder)
     # JSON's strings and booleans are TOML's too.
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
-    version = json.dumps(flower_graph.__version__)
-    pyproject = APP_PYPROJECT.format(version=version, settings="\n".join(lines))
+    about = {"version": flower_graph.__version__, "server": server, "client": client}
+    words = {name: json.dumps(value) for name, value in about.items()}
+    pyproject = APP_PYPROJECT.format(**words, settings="\n".join(lines))
     write_text(folder / "pyproject.toml", pyproject)
     return folder
 

@@ -422,21 +422,17 @@ class ModuleClient(NumPyClient):
         return first_tensors(module, features, self.first_layers, keeps_moments=keeps)
 
     def _made(self, tensors: Tensors | None) -> tuple[Cohort, Tensors]:
-        # Adam counts steps on the CPU.
         to, held = self.device, self._start() if tensors is None else tensors
-        placed = {n: t if n.endswith("/step") else t.to(to) for n, t in held.items()}
         module = self.shared.first().to(to)
         if self.first_layers:
             graphs = [placed_on(graph, to, is_dense=False) for graph in self.graphs]
         else:
             graphs = [self.task.place(graph, to) for graph in self.graphs]
         is_grouped = bool(self.first_layers) or self._can_group(module, graphs)
-        if is_grouped:
-            placed = {name: laid_out(stack) for name, stack in placed.items()}
-        elif len(graphs) > 1:
+        if not is_grouped and len(graphs) > 1:
             LOG.info(ALONE)
-        by_rows = self.first_layers
-        return Cohort(module, graphs, placed, self.optimiser, is_grouped, by_rows), placed
+        cohort = Cohort(module, graphs, held, self.optimiser, is_grouped, self.first_layers)
+        return cohort, cohort.tensors
 
     def _can_group(self, module: nn.Module, graphs: Sequence[GraphOnDevice]) -> bool:
         """Whether a step of two clients as a group is the step of each by itself."""

@@ -22,7 +22,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -62,7 +62,6 @@ Tensors = dict[str, Tensor]
 T = TypeVar("T")
 # Makes the clients' object that works on tensors, by default those of new clients; and its tensors
 Make = Callable[[Tensors | None], tuple[T, Tensors]]
-G = TypeVar("G", bound="ClientGraph")
 # Makes the clients' tensors from a checkpoint of other clients: its tensors, its clients' numbers
 # and its other tensors; None if they do not suffice
 Adopt = Callable[[Tensors, Tensor, Tensors], Tensors | None]
@@ -75,6 +74,8 @@ class Live:
     version: int = 0  # of the object; 0 while a message changes it
     held: Any = None  # the object, its tensors, and the last message's copies of them
     token: str = ""  # of the context whose tensors it has
+    # A further object, after what it was read from
+    beside: tuple[Any, Any] = field(default=(None, None), repr=False)
 
 
 _LIVE: dict[tuple[int, int], Live] = {}  # by (run, node)
@@ -134,17 +135,13 @@ class CohortState(Generic[T]):
             raise StateLostError("its state of this run is gone; name a state-dir in node-config")
         live, tensors, spare = self._open()
         before = _copied(tensors, spare) if self._copies else {}
-        self._live.version = 0
+        self.live.version = 0
         try:
             yield live
         except BaseException:
             if self._copies and self.version:  # so that the client can take part again
-                with torch.no_grad():
-                    for name, tensor in before.items():
-                        tensors[name].copy_(tensor)
-                    # The object may hold more state than tensors
-                    self._live.held = (*self._make(tensors), before)
-                self._live.version = self._found
+                # The object may hold more state than tensors
+                self.live.held, self.live.version = (*self._make(before), {}), self._found
             raise
         self._commit(live, tensors, before)
 
@@ -261,7 +258,7 @@ class CohortState(Generic[T]):
     # Where the tensors are
 
     @property
-    def _live(self) -> Live:
+    def live(self) -> Live:
         return _LIVE.setdefault(self._key, Live())
 
     def _open(self) -> tuple[T, Tensors, Tensors]:
@@ -269,7 +266,7 @@ class CohortState(Generic[T]):
         if not self.version:
             return (*self._make(None), {})
         record, who = self._context.state.config_records[self._name], f"client {self._key[1]}"
-        kind, token, live = str(record["kind"]), str(record["token"]), self._live
+        kind, token, live = str(record["kind"]), str(record["token"]), self.live
         # If Flower restored an old context, a version may exist twice, but not a token.
         if live.version >= self.version and (kind == PROCESS or live.token == token):
             self._found = live.version
@@ -308,7 +305,7 @@ class CohortState(Generic[T]):
             small = {n: encode_array(n, t.detach().cpu().numpy()) for n, t in tensors.items()}
             self._context.state[f"{self._name}-tensors"] = ArrayRecord(small)
         self._context.state[self._name] = record
-        live = self._live
+        live = self.live
         live.version, live.held, live.token = version, (held, tensors, copies), token
 
 
@@ -330,7 +327,7 @@ def forms_of(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]
     return {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}
 
 
-def check_graphs(graphs: Sequence[G]) -> list[G]:
+def check_graphs(graphs: Sequence[ClientGraph]) -> list[ClientGraph]:
     """Refuse no graphs, and two of one client; return them in the order of the clients."""
     if not graphs:
         raise ValueError("graphs: none is given; a SuperNode hosts at least one client")

@@ -201,8 +201,13 @@ class RobustSection:
             why = f"{not_with[method]}; set strategy.robust=none"
             refuse_with("strategy.robust", self.robust, f"strategy.name={method}", why)
 
-    def refuse_noise(self, privacy: PrivacyConfig) -> None:
-        """Refuse the server's noise, which is for the mean, beside another average."""
+    def refuse_noise(
+        self, privacy: PrivacyConfig, method: str, averaging: Sequence[str], *others: str
+    ) -> None:
+        """Refuse noise of which the method has none; the server's is for the mean of weights."""
+        if method not in (*averaging, *others):
+            privacy.refuse_with(f"strategy.name={method}", "no noise is for what its clients send")
+        privacy.require_averaging(method, averaging)
         if self.robust != NO_DEFENCE and privacy.is_central:
             why = "the noise is for a mean, and one client can move this average further"
             privacy.refuse_with(f"strategy.robust={self.robust}", why)

@@ -84,6 +84,18 @@ class NewGraph:
         word = next(one for one in self.y if one is not None)
         raise DataError(f"y has {word!r}: must be numbers of classes, the same at all clients")
 
+    def needed_edges(self) -> Tensor:
+        """Return the edges; ``DataError`` if there are none."""
+        if self.edge_index is None or not self.edge_index.numel():
+            raise DataError("the graph has no edges, which the run's models need")
+        return self.edge_index
+
+    @property
+    def trains(self) -> Tensor:
+        """Which nodes train, bool ``[n]``: those with a label, in ``train_mask`` if it has one."""
+        mask, labelled = self.masks.get(PARTS[0]), torch.as_tensor(self.y >= 0)
+        return labelled if mask is None or mask.dim() > 1 else mask & labelled
+
     def as_client(self, client: int, x: Tensor, y: Tensor) -> ClientGraph:
         """Make a client's graph with treated features and numbers of classes."""
         masks = check_masks(self.masks, y, self.names, may_lack=True)

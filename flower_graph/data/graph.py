@@ -1,4 +1,4 @@
-"""Graphs as plain tensors, and operations on their edges and rows."""
+"""Graphs as plain tensors, operations on their edges and rows, and splits of their nodes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 PARTS = ("train_mask", "val_mask", "test_mask")
+ROLE_WORDS = ("training", "validation", "test")
 DENSE_LIMIT = 2_000_000_000  # most bytes of a dense feature matrix
 
 
@@ -140,6 +141,20 @@ class ClientGraph(Masked):
     #: Classes that it trains with, int64 ``[n]``, some wrong under label noise; None: ``y``.
     train_y: Tensor | None = None
 
+    @classmethod
+    def bare(
+        cls,
+        client: int,
+        x: Tensor,
+        y: Tensor,
+        edge_index: Tensor | None,
+        nodes: Tensor | None = None,
+    ) -> Self:
+        """Return a client none of whose nodes has a role; by default they are numbered from 0."""
+        nobody = torch.zeros(len(y), dtype=torch.bool)
+        nodes = torch.arange(len(y)) if nodes is None else nodes
+        return cls(client, nodes, x, y, edge_index, None, nobody, nobody, nobody)
+
     @property
     def is_graphless(self) -> bool:
         return self.edge_index is None
@@ -239,11 +254,11 @@ def cut_out(
     for client, nodes in enumerate(parts):
         source, other = neighbours.step(nodes)
         target = torch.searchsorted(nodes, other).clamp_(max=nodes.numel() - 1)
-        inside, nobody = nodes[target] == other, torch.zeros(nodes.numel(), dtype=torch.bool)
+        inside = nodes[target] == other
         edges = torch.stack([source[inside], target[inside]])
+        graph = ClientGraph.bare(client, take_rows(data.x, nodes), data.y[nodes], edges, nodes)
         own = None if names is None else tuple(names[node] for node in nodes.tolist())
-        held = nodes, take_rows(data.x, nodes), data.y[nodes], edges, None
-        graphs.append(ClientGraph(client, *held, nobody, nobody, nobody, own))
+        graphs.append(replace(graph, called=own))
     return graphs
 
 
@@ -257,3 +272,56 @@ def check_dense_size(nodes: int, features: int, advice: str) -> None:
     if not fits_dense(nodes, features):
         size, limit = 4e-9 * nodes * features, DENSE_LIMIT / 1e9
         raise DataError(f"dense features take {size:.1f} GB; the limit is {limit:.1f} GB. {advice}")
+
+
+# Splits into training, validation and test nodes --------------------------------------------------
+
+
+def labelled_split(
+    y: Tensor, ratios: Sequence[float], *, generator: torch.Generator, may_be_empty: bool = False
+) -> Masks:
+    """Draw three shares of the nodes with a label, whatever their class: ``round(share * n)`` each.
+
+    Shares are in sum at most 1. ``DataError`` if a share is less than one node, or with
+    ``may_be_empty`` at least one node for training.
+    """
+    labelled = (y >= 0).nonzero().flatten()
+    order = labelled[torch.randperm(len(labelled), generator=generator)]
+    parts = cut_by_shares(order, ratios, first=int(may_be_empty))
+    if not may_be_empty and not all(map(len, parts)):
+        raise DataError(f"data.ratios = {[*ratios]} leaves a part of {len(labelled)} nodes empty")
+    return masks_from(y.numel(), parts)
+
+
+def stratified_split(y: Tensor, ratios: Sequence[float], *, generator: torch.Generator) -> Masks:
+    """Draw three shares of the nodes of each class; a share may be 0."""
+    masks = torch.zeros(3, y.numel(), dtype=torch.bool)
+    for label in y[y >= 0].unique().tolist():
+        members = (y == label).nonzero().flatten()
+        order = members[torch.randperm(members.numel(), generator=generator)]
+        for mask, part in zip(masks, cut_by_shares(order, ratios), strict=True):
+            mask[part] = True
+    return Masks(*masks)
+
+
+def cut_by_shares(order: Tensor, shares: Sequence[float], *, first: int = 0) -> list[Tensor]:
+    """Cut a list of nodes into three shares, the first of at least so many nodes."""
+    # Rounding the running sum, so that shares that sum to 1 cover every node.
+    count = order.numel()
+    ends = [min(count, max(first, round(count * sum(shares[: k + 1])))) for k in range(3)]
+    return [order[start:end] for start, end in zip([0, *ends[:2]], ends, strict=True)]
+
+
+def check_roles(client: int, masks: Iterable[Tensor], ratios: Sequence[float]) -> None:
+    """Check that a client has nodes in every role that is to have some."""
+    for role, mask, share in zip(ROLE_WORDS, masks, ratios, strict=True):
+        if share > 0 and not mask.any():
+            raise DataError(f"client {client}: none of its {mask.numel()} nodes is for {role}")
+
+
+def masks_from(num_nodes: int, parts: Sequence[Tensor]) -> Masks:
+    """Give the masks of three lists of nodes."""
+    masks = [torch.zeros(num_nodes, dtype=torch.bool) for _ in parts]
+    for mask, members in zip(masks, parts, strict=True):
+        mask[members] = True
+    return Masks(*masks)

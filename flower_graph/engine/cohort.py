@@ -500,8 +500,9 @@ class Cohort:
         The clients' graphs.
     tensors : dict
         Stacks ``[c, ...]`` of what the modules' ``state_dict`` has and, as ``<name>/<moment>``, of
-        what optimisers keep. Training changes them in place. Of a first layer by active rows
-        ``[r, h]``, and as ``<name>/begun`` the matrix ``[f, h]`` that the round began with.
+        what optimisers keep. The attribute has them on the graphs' device, and training changes
+        it in place. Of a first layer by active rows ``[r, h]``, and as ``<name>/begun`` the matrix
+        ``[f, h]`` that the round began with.
     optimiser : callable
         Makes an optimiser of a module.
     is_grouped : bool
@@ -525,9 +526,12 @@ class Cohort:
         is_grouped: bool = False,
         by_rows: Sequence[str] = (),
     ) -> None:
-        self.tensors, self._is_grouped, self.by_rows = tensors, is_grouped, by_rows
+        self._is_grouped, self.by_rows = is_grouped, by_rows
         self.module, self._optimiser = module, optimiser
         self.graphs = {graph.client: graph for graph in graphs}
+        device = graphs[0].y.device  # but Adam counts steps on the CPU
+        placed = {n: one if n.endswith("/step") else one.to(device) for n, one in tensors.items()}
+        self.tensors = {n: laid_out(one) for n, one in placed.items()} if is_grouped else placed
         self._places = {client: place for place, client in enumerate(self.graphs)}
         self._alone: dict[int, Learner] = {}
         self._together: dict[tuple[int, ...], Group] = {}
@@ -583,7 +587,7 @@ class Cohort:
         layout = learner.graph.layout
         if name in self.by_rows and layout is not None and layout.rows is not None:
             begun = self.tensors[name + BEGUN].copy_(by_feature(self.module, name, value))
-            value = begun[layout.rows.feature]
+            value = begun.index_select(0, layout.rows.feature)
         if replace:
             held.copy_(value)
         return value.to(held).expand_as(held)

@@ -37,14 +37,13 @@ from flower_graph.data.graph import ClientGraph, Graph, Scale
 from flower_graph.data.new_graph import DataForm
 from flower_graph.data.partition.client_graphs import partition_graph
 from flower_graph.data.sources.datasets import cached_clients, cached_data
-from flower_graph.errors import DataError
 from flower_graph.flower_compat import Mod, NumPyClient
 from flower_graph.outputs.build import build_module
 from flower_graph.privacy.local import privacy_mods, require_one_client
 
 if TYPE_CHECKING:
     from flower_graph.audit.attacks import Audit
-    from flower_graph.data.partition.statistics import PartitionStatistics
+    from flower_graph.data.partition.statistics import Description
     from flower_graph.outputs.files import Embeddings, Predictions, SavedModels
     from flower_graph.server.round_loop import RoundLoop
 
@@ -55,7 +54,7 @@ S = TypeVar("S", bound="RoundLoop")  # its server's half
 class Partition(NamedTuple):
     """The output of ``flower-graph partition``."""
 
-    statistics: PartitionStatistics
+    statistics: Description
     """Figures and distributions of the partition."""
     data: RunData
     """The data of each party, for the data folders."""
@@ -160,7 +159,7 @@ class Method(Generic[C, S]):
         module, scale = build_module(*run.saved(client)), run.data.scale
         takes = graph.edge_weight is not None and takes_weights(module)
         with torch.no_grad():
-            said = module(graph.x, edges_of(graph), *([graph.edge_weight] if takes else []))
+            said = module(graph.x, graph.needed_edges(), *([graph.edge_weight] if takes else []))
         return said.softmax(1) if scale is None else scale.undo(said[:, 0])
 
     def audit(self) -> Audit[C] | None:
@@ -193,16 +192,23 @@ class GraphMethod(Method[C, S]):
 
     def graphs(self, config: C) -> list[ClientGraph]:
         """Load the graphs of all clients, once a process, ordered by the clients' numbers."""
-        return cached_clients(self.load_graphs, config)
+        graphs = cached_clients(self.load_graphs, config)
+        self.check(config, graphs)
+        return graphs
+
+    def check(self, config: C, graphs: Sequence[ClientGraph]) -> None:
+        """Refuse graphs that the method cannot train on: of all clients, or those of a folder."""
 
     def data(self, config: C) -> Clients:
-        """Load the clients' graphs without the checks of a method that overrides ``graphs``."""
+        """Load the clients' graphs without ``check``."""
         return Clients.of(cached_clients(self.load_graphs, config))
 
     def hosted(self, config: C, context: Context) -> tuple[list[ClientGraph], RunFolder | None]:
         folder = client_folder(config, context)
         graphs = self.graphs(config) if folder is None else graphs_of(folder)
         here = graphs[share(context, len(graphs))] if folder is None else graphs
+        if folder is not None:
+            self.check(config, here)
         if config.needs_own_nodes:
             require_one_client(config.privacy, [graph.client for graph in here])
         return here, folder
@@ -232,14 +238,6 @@ class GraphMethod(Method[C, S]):
 
 
 # Of a run's data ----------------------------------------------------------------------------------
-
-
-def edges_of(graph: NewGraph) -> Tensor:
-    """Return the edges that the models of a method need; ``DataError`` if there are none."""
-    edges = graph.edge_index
-    if edges is None or not edges.numel():
-        raise DataError("the graph has no edges, which the run's models need")
-    return edges
 
 
 def class_names(

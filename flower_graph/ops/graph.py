@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,11 +47,10 @@ class Adjacency(NamedTuple):
 
     def blocks(self, ptr: list[int]) -> list[Adjacency]:
         """Cut a block-diagonal graph into the graphs of the nodes between two bounds."""
-        ends = [one.crow_indices()[ptr].tolist() for one in self]
-        return [
-            Adjacency(*(_cut(one, at, end[i : i + 2]) for one, end in zip(self, ends, strict=True)))
-            for i, at in enumerate(pairwise(ptr))
-        ]
+        matrix, transpose = _blocks(self.matrix, ptr), None
+        if self.transpose is not self.matrix:
+            transpose = _blocks(self.transpose, ptr)
+        return [*map(Adjacency, matrix, transpose or matrix)]
 
 
 class SortedEdges(NamedTuple):
@@ -133,10 +133,16 @@ def row_entries(ptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def csr_tensor(ptr: Tensor, col: Tensor, value: Tensor, size: tuple[int, int]) -> Tensor:
     """Wrap CSR parts without checking them; the callers build them sorted and complete."""
+    _hush_beta()
+    return torch.sparse_csr_tensor(ptr, col, value, size, check_invariants=False)
+
+
+@cache
+def _hush_beta() -> None:
+    # PyTorch calls its CSR layout beta in a warning at the first use in each process.
     with warnings.catch_warnings():
-        # PyTorch calls its CSR layout beta in a warning at the first use in each process.
-        warnings.filterwarnings("ignore", message=".*[Ss]parse.*")
-        return torch.sparse_csr_tensor(ptr, col, value, size, check_invariants=False)
+        warnings.simplefilter("ignore")
+        torch.zeros(1, 1).to_sparse_csr()
 
 
 def adjacency(edge_index: Tensor, value: Tensor, n: int) -> Adjacency:
@@ -223,11 +229,18 @@ def _block_diagonal(matrices: Sequence[Tensor]) -> Tensor:
     )
 
 
-def _cut(matrix: Tensor, nodes: tuple[int, int], entries: list[int]) -> Tensor:
-    (first, last), (begin, end) = nodes, entries
-    ptr, col = matrix.crow_indices()[first : last + 1], matrix.col_indices()[begin:end]
-    size = last - first, last - first
-    return csr_tensor(ptr - begin, col - first, matrix.values()[begin:end], size)
+def _blocks(matrix: Tensor, nodes: list[int]) -> list[Tensor]:
+    ptr, col, value = matrix.crow_indices(), matrix.col_indices(), matrix.values()
+    entries: list[int] = ptr[nodes].tolist()
+    return [
+        csr_tensor(
+            ptr[first : last + 1] - begin,
+            col[begin:end] - first,
+            value[begin:end],
+            (last - first, last - first),
+        )
+        for (first, last), (begin, end) in zip(pairwise(nodes), pairwise(entries), strict=True)
+    ]
 
 
 def mean_adjacency(edge_index: Tensor, n: int) -> Adjacency:

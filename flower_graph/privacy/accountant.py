@@ -12,14 +12,10 @@ from __future__ import annotations
 import logging
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from flower_graph.config.common import REPORT, PrivacyConfig, RunConfig
 from flower_graph.errors import ConfigError
 from flower_graph.records.rounds import RoundReport
-
-if TYPE_CHECKING:
-    from flwr.serverapp import GaussianPrivacyEvent, RdpAccountant
 
 LOG = logging.getLogger(__name__)
 
@@ -69,15 +65,9 @@ def noise_multiplier(epsilon: float, delta: float, rounds: int) -> float:
 
 def accounted(multiplier: float, delta: float, rounds: int) -> float:
     """Ask Flower's accountant for the epsilon of some rounds with the same noise."""
-    accountant, event = _accountant(delta)
-    accountant.compose(event(multiplier, sample_size=1, population_size=1), rounds)
-    return float(accountant.get_epsilon(delta))
-
-
-def _accountant(delta: float) -> tuple[RdpAccountant, type[GaussianPrivacyEvent]]:
-    """Make an accountant; without sampling the kind of neighbours does not matter."""
     # Its figure for a Gaussian release depends on noise over sensitivity alone, and we give it the
-    # sensitivity to another client's data. "Replace one" it takes with sampling only.
+    # sensitivity to another client's data. "Replace one" it takes with sampling only, without which
+    # the kind of neighbours does not matter.
     from flwr.serverapp import (
         GaussianPrivacyEvent,
         NeighboringRelation,
@@ -93,12 +83,15 @@ def _accountant(delta: float) -> tuple[RdpAccountant, type[GaussianPrivacyEvent]
         sampling_method=SamplingMethod.NO_AMPLIFICATION,
     )
     try:
-        return RdpAccountant(config), GaussianPrivacyEvent
+        accountant = RdpAccountant(config)
     except ImportError as error:
         raise ConfigError(
             "privacy.epsilon: Flower's accountant is not installed; "
             "pip install 'flower-graph[dp]', or set privacy.epsilon=null"
         ) from error
+    event = GaussianPrivacyEvent(multiplier, sample_size=1, population_size=1)
+    accountant.compose(event, rounds)
+    return float(accountant.get_epsilon(delta))
 
 
 def announce_privacy(config: RunConfig, *, measures: bool = True) -> None:

@@ -99,16 +99,17 @@ class MaskingClient(NumPyClient):
 
     def exchange(self, action: str, config: Config) -> Config:
         """Answer any exchange without a vector."""
-        if action == "sum_enroll":
-            run_id = KeyRequest.from_config(config).run_id
-            host = SumClient(run_id, self.clients, self.trust, least=self._fewest())
-            with suppress(StateLostError):  # the secrets of another run are of no more use
-                host = before if (before := self.keys()).run_id == run_id else host
-        else:
-            host = self.keys()
+        host = self._enrolled(config) if action == "sum_enroll" else self.keys()
         entries = host.answer(action, config)
         self._keep(host)
         return entries
+
+    def _enrolled(self, config: Config) -> SumClient:
+        run_id = KeyRequest.from_config(config).run_id
+        with suppress(StateLostError):  # the secrets of another run are of no more use
+            if (host := self.keys()).run_id == run_id:
+                return host
+        return SumClient(run_id, self.clients, self.trust, least=self._fewest())
 
     def keys(self) -> SumClient:
         """Return the secrets that are kept; ``StateLostError`` without any."""

@@ -101,11 +101,7 @@ class FedGLSConfig(CutRunConfig):
         if self.graph.knn_on == ENCODER and self.strategy.name != FED_KNN:
             allowed = f"{FEATURES} with strategy.name={self.strategy.name}"
             raise ConfigError(f"graph.knn_on: {ENCODER} is only for {FED_KNN}; allowed: {allowed}")
-        self.strategy.refuse_noise(self.privacy)
-        self.privacy.require_averaging(self.strategy.name, AVERAGING)
-        if self.strategy.name not in AVERAGING:
-            why = "noise is for weights, and it sends none, or more than weights"
-            self.privacy.refuse_with(f"strategy.name={self.strategy.name}", why)
+        self.strategy.refuse_noise(self.privacy, self.strategy.name, AVERAGING)
 
 
 class StructureSettings(NamedTuple):

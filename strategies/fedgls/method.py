@@ -15,7 +15,6 @@ from flower_graph.config.common import checkpoint_settings
 from flower_graph.data.folders.client_folder import Clients, clients_path, is_one_graph
 from flower_graph.data.folders.party import RunData, RunFolder, graph_data
 from flower_graph.data.graph import ClientGraph
-from flower_graph.data.partition.client_graphs import check_neighbours
 from flower_graph.data.sources.datasets import cached_clients
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.flower_compat import NumPyClient
@@ -33,16 +32,12 @@ from flower_graph.strategies.fedgls.config import (
     FED_KNN,
     FEDGLS,
     FEDPROTO,
-    GRAPHS,
-    KNN,
-    LEARNED,
     LOCAL,
-    TRUE,
     FedGLSConfig,
     StructureSettings,
 )
 from flower_graph.strategies.fedgls.modules import StructureModel, draw_learner, predict
-from flower_graph.strategies.fedgls.strategy import StructureClient, StructureFedAvg
+from flower_graph.strategies.fedgls.strategy import StructureClient, StructureFedAvg, check_edges
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,8 +50,6 @@ LOG = logging.getLogger(__name__)
 GRAPHLESS, NUM_GRAPHLESS = "graphless", "graphless-clients"  # details of data folders
 NUM_NODES = "nodes"  # another detail, of the server's folder alone
 TRUE_GRAPHS = "fed-gnn"  # trains on edges which graphless clients do not have
-
-
 NEWCOMERS_STEPS = 1  # of φ, as in a round: more do worse (docs/results/newcomers)
 
 # Table 4 (Fu et al., TMLR 2024, appendix D) by data set: clients, features, mean nodes, mean edges
@@ -117,21 +110,13 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
             return FedProtoClient(context, graphs, shared, config.strategy, **local)
         return StructureClient(context, graphs, settings, **local)
 
-    def hosted(
-        self, config: FedGLSConfig, context: Context
-    ) -> tuple[list[ClientGraph], RunFolder | None]:
-        here, folder = super().hosted(config, context)
-        if folder is not None:
-            _check_each(here, config)
-        return here, folder
-
     def graphs(self, config: FedGLSConfig) -> list[ClientGraph]:
         return cached_clients(self._checked, config, config.strategy.name)
 
     def _checked(self, config: FedGLSConfig) -> list[ClientGraph]:
         graphs = cached_clients(self.load_graphs, config)
         _check_mix(len(graphs), sum(graph.is_graphless for graph in graphs), config)
-        _check_each(graphs, config)
+        check_edges(graphs, config.strategy.name, config.graph.neighbours)
         return graphs
 
     def graphless_ratio(self, config: FedGLSConfig) -> float:
@@ -216,18 +201,6 @@ def _check_mix(clients: int, graphless: int, config: FedGLSConfig) -> None:
     if name == FEDGLS and graphless == clients:
         as_knn = "graphs stay those of nearest neighbours, as with strategy.name=fed-gnn-knn"
         LOG.warning("all %d clients are graphless: %s", clients, as_knn)
-
-
-def _check_each(graphs: list[ClientGraph], config: FedGLSConfig) -> None:
-    name = config.strategy.name
-    unknown = [g.client for g in graphs if g.is_graphless and g.hidden_edges is None]
-    if GRAPHS[name] == TRUE and unknown:
-        remedy = "set strategy.name=fed-gnn-knn, or make folders with `partition --true-edges`"
-        raise ConfigError(
-            f"strategy.name: {name} needs true edges; client {unknown[0]} has none; {remedy}"
-        )
-    if GRAPHS[name] in (LEARNED, KNN):
-        check_neighbours(graphs, config.graph.neighbours)
 
 
 def structure_settings(config: FedGLSConfig, folder: RunFolder | None = None) -> StructureSettings:

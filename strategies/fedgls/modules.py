@@ -150,10 +150,7 @@ class StructureModel(nn.ParameterDict):
         """
         if edge_index is None and self.kind == TRUE:
             raise ValueError("edge_index: this client's network needs edges")
-        n = len(x)
-        y, nobody = torch.full((n,), -1), torch.zeros(n, dtype=torch.bool)
-        nodes = torch.arange(n)
-        self.hold([ClientGraph(-1, nodes, x, y, edge_index, None, nobody, nobody, nobody)])
+        self.hold([ClientGraph.bare(-1, x, torch.full((len(x),), -1), edge_index)])
         with torch.no_grad():
             return self.logits()
 

@@ -51,6 +51,7 @@ from flower_graph.config.module import KEEP, RESET
 from flower_graph.data.graph import ClientGraph
 from flower_graph.data.partition.client_graphs import check_neighbours
 from flower_graph.engine.cohort import Cohort, GraphOnDevice, Learner, check_sizes
+from flower_graph.errors import ConfigError
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.dropout import DropoutMask, draw_kept
 from flower_graph.ops.graph_learner import edge_agreement
@@ -59,6 +60,7 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.server.averaging import Combined
 from flower_graph.strategies.fedgls.config import (
+    GRAPHS,
     KNN,
     LEARNED,
     LOCAL,
@@ -128,6 +130,18 @@ def shared_by(settings: StructureSettings) -> SharedModule:
 # Client ------------------------------------------------------------------------------------------
 
 
+def check_edges(graphs: Sequence[ClientGraph], name: str, neighbours: int) -> None:
+    """Refuse graphless clients of whom a method needs more than they have."""
+    unknown = [g.client for g in graphs if g.is_graphless and g.hidden_edges is None]
+    if GRAPHS[name] == TRUE and unknown:
+        remedy = "set strategy.name=fed-gnn-knn, or make folders with `partition --true-edges`"
+        raise ConfigError(
+            f"strategy.name: {name} needs true edges; client {unknown[0]} has none; {remedy}"
+        )
+    if GRAPHS[name] in (LEARNED, KNN):
+        check_neighbours(graphs, neighbours)
+
+
 class StructureClient(ModuleClient):
     """The clients of one SuperNode: usually one, in a simulation any number.
 
@@ -160,10 +174,7 @@ class StructureClient(ModuleClient):
         super().__init__(context, graphs, shared_by(settings), how, **more)
         for graph in graphs:
             check_sizes(graph, settings.num_features, settings.num_classes)
-            if settings.graphs == TRUE and graph.is_graphless and graph.hidden_edges is None:
-                raise ValueError(f"client {graph.client}: has no edges; its true ones are wanted")
-        if settings.graphs in (LEARNED, KNN):
-            check_neighbours(graphs, settings.graph.neighbours)
+        check_edges(graphs, settings.strategy.name, settings.graph.neighbours)
         self.structure = settings
         self._contrast: dict[int, Tensor] = {}  # L_c in this message, by client
 
@@ -239,14 +250,11 @@ class StructureClient(ModuleClient):
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         loss, weight, metrics = super().evaluate(parameters, config)
-        found: dict[str, list[Tensor]] = {name: [NONE] for name in FIGURES}
         cohort: Cohort = self._state.look()
-        with torch.no_grad(), cohort.learners(self._clients) as learners:
-            for learner in learners:
-                for name, values in self._agreement(learner).items():
-                    found[name].append(values)
-        for name, parts in found.items():
-            metrics |= sums(name, torch.cat(parts), weight)
+        with torch.no_grad(), cohort.learners(self._clients) as (learner,):
+            found = self._agreement(learner)
+        for name in FIGURES:
+            metrics |= sums(name, found.get(name, NONE), weight)
         return loss, weight, metrics
 
     def _agreement(self, learner: Learner) -> dict[str, Tensor]:

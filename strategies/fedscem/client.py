@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -65,12 +65,8 @@ LOG = logging.getLogger(__name__)
 
 FUSIONS, TABLE = b"fusions", b"table of tokens"  # in the journal
 PLAIN = "plain"  # the form of alignment in which the server learns identities
-Identities = Mapping[int, Sequence[object]]
 Aligner = AlignmentClient | PlaintextAlignmentClient
 NAME = "ego-alignment"  # in Context.state
-# Reading it takes longer than any other part of a message: so the objects are kept, with what they
-# were read from, by run and SuperNode
-_LIVE: dict[tuple[int, int], tuple[object, Aligner]] = {}
 
 
 class Hiding(NamedTuple):
@@ -170,20 +166,18 @@ class EgoNetworkClient(MaskingClient):
                 f"{VERIFIED} alone, without one in all but that"
             )
         choice(*ALIGNMENTS, VERIFIED).check("alignment", form)
-        is_back = False
+        aligner: Any = None
         with suppress(StateLostError):  # the secrets of another run are of no more use
-            host = self.keys()
-            is_plain = isinstance(self._aligner(host), PlaintextAlignmentClient)
-            is_back = (host.run_id, is_plain) == (run_id, form == PLAIN)
-        if not is_back:
-            points = None
+            if (host := self.keys()).run_id == run_id:
+                aligner = self._aligner(host)
+        if aligner is None or isinstance(aligner, PlaintextAlignmentClient) != (form == PLAIN):
             if form == PLAIN:
-                self._keep_aligner(PlaintextAlignmentClient(self._identities))
+                aligner = PlaintextAlignmentClient(self._identities)
             else:
                 aligner = AlignmentClient(run_id, self._identities, self.trust)
-                points = aligner.points if self.trust else None
-                self._keep_aligner(aligner)
+            points = aligner.points if self.trust else None
             host = SumClient(run_id, self.clients, self.trust, points, least=self._fewest())
+            self._keep_aligner(aligner)
         reply = host.keys()
         self._keep(host)
         return reply
@@ -216,11 +210,8 @@ class EgoNetworkClient(MaskingClient):
         """Reveal shares of the last sum, and prepare the next sum; both are optional (step 7)."""
         return self.sum_unmask(parameters, config)
 
-    def exchange(self, action: str, config: Config) -> Config:
-        host = self.keys()  # which only ``query`` makes, with an alignment
-        entries = host.answer(action, config)
-        self._keep(host)
-        return entries
+    def _enrolled(self, config: Config) -> SumClient:
+        return self.keys()  # only ``query`` makes them, with an alignment
 
     def save(self, parameters: Parameters, config: Config) -> Answer:
         return [], 1, {**self._state.save_asked(config)}
@@ -229,7 +220,6 @@ class EgoNetworkClient(MaskingClient):
         self._state.drop()
         for name in (NAME, SUM_STATE):
             self.context.state.pop(name, None)
-        _LIVE.pop(self._key, None)
         return [], 1, {}
 
     def snapshot(self) -> Snapshot:
@@ -249,25 +239,22 @@ class EgoNetworkClient(MaskingClient):
 
     # The alignment, with its secrets
 
-    @property
-    def _key(self) -> tuple[int, int]:
-        return self.context.run_id, self.context.node_id
-
     # Any: an ``Aligner`` in the form that the run has, which the caller knows
     def _aligner(self, host: SumClient) -> Any:
         """Return the alignment that is kept; ``StateLostError`` without it."""
         # Any: entries of a record that ``_keep_aligner`` wrote
         record: Any = self.context.state.config_records.get(NAME)
         if record is None:
-            raise StateLostError(f"client {self._key[1]}: its alignment of this run is not here")
-        read, aligner = _LIVE.get(self._key, (None, None))
-        if aligner is None or read != self._source(record["state"]):
+            who = f"client {self.context.node_id}"
+            raise StateLostError(f"{who}: its alignment of this run is not here")
+        source, aligner = self._state.live.beside
+        if source != self._source(record["state"]):  # to read it takes long
             if record["plain"]:
                 aligner = PlaintextAlignmentClient.from_bytes(record["state"], self._identities)
             else:
                 of = host.run_id, self._identities, self.trust
                 aligner = AlignmentClient.from_bytes(record["state"], *of)
-            _LIVE[self._key] = self._source(record["state"]), aligner
+            self._state.live.beside = self._source(record["state"]), aligner
         if isinstance(aligner, AlignmentClient) and (epoch := host.epoch) is not None:
             aligner.begin(epoch.digest, epoch.parties.tolist(), epoch.points)
         return aligner
@@ -279,18 +266,15 @@ class EgoNetworkClient(MaskingClient):
     def _keep_aligner(self, aligner: Aligner) -> None:
         state, is_plain = aligner.to_bytes(), isinstance(aligner, PlaintextAlignmentClient)
         self.context.state[NAME] = ConfigRecord({"plain": is_plain, "state": state})
-        _LIVE[self._key] = self._source(state), aligner
+        self._state.live.beside = self._source(state), aligner
 
     # Any: as from ``_aligner``
     @contextmanager
     def _aligning(self, host: SumClient) -> Iterator[Any]:
         """Work with the alignment; keep its changes if the block ends without an error."""
         aligner = self._aligner(host)
-        try:
-            yield aligner
-        except BaseException:
-            del _LIVE[self._key]
-            raise
+        self._state.live.beside = None, None
+        yield aligner
         self._keep_aligner(aligner)
 
     # A round

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import repeat, zip_longest
 from typing import NamedTuple
 
@@ -26,7 +27,6 @@ from flower_graph.engine.cohort import (
     Tensors,
     check_classes,
     first_tensors,
-    laid_out,
     placed_on,
 )
 from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
@@ -239,11 +239,6 @@ class EgoCohort(Cohort):
             features, never = [ego.x for ego in egos], torch.zeros(len(egos), dtype=torch.int32)
             tensors = first_tensors(module, features, (FIRST,), keeps_moments=True)
             tensors |= {TRAINED: never, FUSED: never.clone()}
-        tensors = {
-            # Adam counts steps on the CPU
-            name: laid_out(stack if name.endswith("/step") else stack.to(device))
-            for name, stack in tensors.items()
-        }
         rate, decay = settings.learning_rate, settings.weight_decay
         super().__init__(
             module,
@@ -283,12 +278,12 @@ class EgoCohort(Cohort):
         self.tensors[name][torch.tensor([self._places[one] for one in clients])] = server_round
 
 
-def train_alone(graph: NewGraph, settings: EgoSettings, trains: Tensor, rounds: int) -> Tensor:
-    """Train a newcomer on nodes ``[n]`` of its own; return probabilities ``[n, k]`` of all."""
-    assert graph.edge_index is not None
-    nodes, nobody = torch.arange(graph.y.numel()), torch.zeros_like(trains)
-    held = nodes, graph.x, graph.y, graph.edge_index, None, trains, nobody, nobody
-    with EgoCohort([ClientGraph(0, *held)], settings).part() as group:
+def train_alone(graph: NewGraph, settings: EgoSettings, rounds: int) -> Tensor:
+    """Train a newcomer on its own nodes; return probabilities ``[n, k]`` of all."""
+    alone = replace(
+        ClientGraph.bare(0, graph.x, graph.y, graph.edge_index), train_mask=graph.trains
+    )
+    with EgoCohort([alone], settings).part() as group:
         for number in range(rounds):
             group.train(number)
         return group.logits().softmax(1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from flower_graph.config.common import DataConfig, RobustSection, RunConfig
 from flower_graph.config.module import TrainingSection
-from flower_graph.config.partition import EgoSection
+from flower_graph.config.partition import EGO_NETWORKS, EgoSection
 from flower_graph.config.rules import (
     ABOVE_ZERO,
     NOT_NEGATIVE,
@@ -64,6 +64,8 @@ MOST_BITS = 61  # of limit / resolution: two clients need three more in a word o
 class PartitionConfig(EgoSection):
     """The ego-networks of the clients, and the split of their nodes."""
 
+    method: ClassVar[str] = EGO_NETWORKS
+    train_share: ClassVar[float | None] = None
     clients: int = setting(100, at_least(1))
     """egos drawn from the graph; masked sums need at least two"""
     seed: int | None = setting(None, SEED, help="of the draw and of the splits; null: the run's")
@@ -191,11 +193,7 @@ class FedSCemConfig(RunConfig):
             allowed = f"at least {least} for a masked sum"
             require(clients >= least, "partition.clients", clients, allowed)
         how = self.strategy
-        self.privacy.require_averaging(how.name, AVERAGING)
-        how.refuse_noise(self.privacy)
-        if how.name not in (FEDSCEM, *AVERAGING):
-            why = "noise is for embeddings or weights, and it sends neither, or more than these"
-            self.privacy.refuse_with(f"strategy.name={how.name}", why)
+        how.refuse_noise(self.privacy, how.name, AVERAGING, FEDSCEM)
         if how.name == FEDSCEM and how.model_sharing != "none":
             why = "the weights that are shared get no noise"
             self.privacy.refuse_with(f"strategy.model_sharing={how.model_sharing}", why)

@@ -18,12 +18,12 @@ from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_ego_folder
 from flower_graph.data.folders.party import RunFolder
 from flower_graph.data.graph import ClientGraph
-from flower_graph.data.partition.client_graphs import partition_egos
+from flower_graph.data.partition.client_graphs import partition_graph
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.flower_compat import Mod, NumPyClient
 from flower_graph.method import GraphMethod
-from flower_graph.method.base import class_names, edges_of
+from flower_graph.method.base import class_names
 from flower_graph.method.permits import Permits
 from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.central import central_noise
@@ -111,7 +111,8 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
         path, how = clients_path(config.data), config.partition
         if path is None:
             whole = cached_data(config)
-            return Clients.cut(partition_egos(whole, how, config.seed), whole, is_identified=True)
+            egos = partition_graph(whole, how, 0.0, config.seed)
+            return Clients.cut(egos, whole, is_identified=True)
         egos = load_ego_folder(path, how, config.seed, ReadOptions.of(config.data))
         if len(egos) < 2 and config.masks_sums:
             raise ConfigError(f"data.name: {str(path)!r} has 1 client; a masked sum needs 2")
@@ -135,12 +136,11 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
         """Predict by a model; without a common one a newcomer trains on its own labels."""
         if client is not None or not run.are_own or config.strategy.name in SAGE:
             return super().predict(config, run, graph, client)
-        edges_of(graph)
-        trains = graph.y >= 0
-        mask = graph.values.get("train_mask")
-        if isinstance(mask, Tensor) and mask.shape == trains.shape:
-            trains = trains & mask.bool()
-        count, begins = int(trains.sum()), f"{config.strategy.name} has no common model: {NOBODY}"
+        graph.needed_edges()
+        count, begins = (
+            int(graph.trains.sum()),
+            f"{config.strategy.name} has no common model: {NOBODY}",
+        )
         if not count:
             raise DataError(
                 f"{begins}, and without labels it cannot train. Give it labels, say whose model to "
@@ -149,7 +149,7 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
         LOG.warning("%s, and trains alone on its %d nodes with a label", begins, count)
         form = run.saved(run.clients[0])[0].arguments
         settings = _settings(config, form["features"], form["classes"])
-        return train_alone(graph, settings, trains, config.rounds)
+        return train_alone(graph, settings, config.rounds)
 
     def audit(self) -> EgoAudit:
         from flower_graph.strategies.fedscem.attack import EgoAudit

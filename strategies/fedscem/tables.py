@@ -55,10 +55,7 @@ def train(config: FedSCemConfig) -> list[Epoch]:
 
 def _whole(data: WholeGraph, config: FedSCemConfig) -> ClientGraph:
     count = int(data.y.numel())
-    nobody = torch.zeros(count, dtype=torch.bool)
-    edges = to_undirected(data.edge_index, count)
-    held = torch.arange(count), data.x, data.y, edges, None, nobody, nobody, nobody
-    network = ClientGraph(0, *held)
+    network = ClientGraph.bare(0, data.x, data.y, to_undirected(data.edge_index, count))
     partition = config.partition
     seed = config.seed if partition.seed is None else partition.seed
     return split_global([network], data.y, partition.ratios, seed)[0]

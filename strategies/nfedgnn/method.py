@@ -25,7 +25,7 @@ from flower_graph.data.baselines import (
     link_baselines,
     propagate_all_labels,
 )
-from flower_graph.data.description import NewGraph, read_mask, saying, tell
+from flower_graph.data.description import NewGraph, saying, tell
 from flower_graph.data.features import ReadOptions, sketched
 from flower_graph.data.folders.party import (
     USERS,
@@ -35,10 +35,9 @@ from flower_graph.data.folders.party import (
     read_matrix,
     share,
 )
-from flower_graph.data.graph import PARTS, Graph, take_rows
+from flower_graph.data.graph import PARTS, Graph, labelled_split, take_rows
 from flower_graph.data.new_graph import DataForm, read_new_graph
 from flower_graph.data.sources.datasets import DRAWN, cached_data, once, saved_at
-from flower_graph.data.splits import labelled_split
 from flower_graph.engine.machine import first_layer_bytes, refuse_too_large, resolve_device
 from flower_graph.errors import ConfigError, DataError, RefusedError
 from flower_graph.flower_compat import Mod
@@ -264,8 +263,7 @@ def _grown(old: Graph, new: NewGraph, data: UserData, seed: int) -> tuple[Graph,
     if not come.numel():
         raise DataError(f"has {count} nodes, and none that is not in the run")
     added, drawn = {"x": new.x[come], "y": new.y[come]}, ""
-    masks = {part: read_mask(part, new.values.get(part), count, []) for part in PARTS}
-    given = {part: mask[come] for part, mask in masks.items() if mask is not None}
+    given = {part: mask[come] for part, mask in new.masks.items() if mask is not None}
     if not given:
         draw = torch.Generator().manual_seed(seed)
         roles = labelled_split(added["y"], data.ratios or DRAWN, generator=draw)

@@ -210,7 +210,7 @@ class GraphJudge:
         return Predictions(client, *of_nodes, self.classes, fold).rows(predicted >= 0)
 
 
-def check_labels(graphs: list[ClientGraph], folds: int) -> None:
+def check_labels(graphs: Sequence[ClientGraph], folds: int) -> None:
     """Refuse, before any training, clients whose held-out nodes cannot be evaluated."""
     for graph in graphs:
         for role in JUDGED:

@@ -90,18 +90,8 @@ class PPFL(GraphMethod[PPFLConfig, ProcrustesAlignment]):
         least = config.strategy.least_holders
         return SecureConsensusClient(context, members, trust=trust, least_holders=least, **where)
 
-    def hosted(
-        self, config: PPFLConfig, context: Context
-    ) -> tuple[list[ClientGraph], RunFolder | None]:
-        here, folder = super().hosted(config, context)
-        if folder is not None:
-            check_labels(here, config.judge.folds)
-        return here, folder
-
-    def graphs(self, config: PPFLConfig) -> list[ClientGraph]:
-        graphs = super().graphs(config)
+    def check(self, config: PPFLConfig, graphs: Sequence[ClientGraph]) -> None:
         check_labels(graphs, config.judge.folds)
-        return graphs
 
     def load_graphs(self, config: PPFLConfig) -> list[ClientGraph]:
         folder, parts = clients_path(config.data), config.partition

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from flower_graph.data.description import check_clients
 from flower_graph.data.folders.client_folder import identities_in
-from flower_graph.data.graph import ClientGraph, to_undirected
+from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import DataError, OutputError
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.rng import derive_seed
@@ -203,17 +204,12 @@ def join_graph(run: FinishedRun, graph: NewGraph, client: int | None = None) -> 
     nodes, named = (
         (numbers.numpy(), placed.number) if words is None else (np.array(words), placed.node)
     )
-    if graph.edge_index is None or not graph.edge_index.numel():
-        raise DataError("the graph has no edges, from which its nodes are embedded")
-    given = graph.values.get("train_mask")
-    train = graph.y >= 0 if given is None else torch.as_tensor(given).bool() & (graph.y >= 0)
-    if config.model.name == GAT and not train.any():
+    edges = graph.needed_edges()
+    if config.model.name == GAT and not graph.trains.any():
         raise DataError("y, train_mask: no node has a label, from which a GAT learns")
-    nobody, edges = torch.zeros(n, dtype=torch.bool), to_undirected(graph.edge_index, n)
-    held = numbers, graph.x, graph.y, edges, None, train, nobody, nobody
     public = torch.from_numpy(np.isin(nodes, named))
-    number = int(every.client.max()) + 1
-    new = ClientGraph(number, *held, public=public, train_y=graph.y)
+    new = ClientGraph.bare(int(every.client.max()) + 1, graph.x, graph.y, edges, numbers)
+    new = replace(new, train_mask=graph.trains, public=public)
     check_clients([new])
     whole = PublicSpace(named[placed.public], placed.embeddings[placed.public])
     space, out = whole.split(nodes, HELD_BACK, config.seed)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from app_helpers import MakeConfig, own_graph
+from app_helpers import MakeConfig
+from graph_helpers import small_graph
 
 from flower_graph.apps import run as runner
 from flower_graph.apps.cli import check
@@ -94,14 +95,14 @@ def test_a_graph_without_faults_has_no_warning() -> None:
 def test_check_says_what_each_method_can_do_and_writes_only_what_is_asked(
     config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    config_of(own_graph())
+    config_of(small_graph(30))
     monkeypatch.chdir(tmp_path)
     before = {*tmp_path.rglob("*")}
     words = ["check", "graph.pt", "device=cpu"]
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert {*tmp_path.rglob("*")} == before
-    assert "30 nodes, 30 edges, 2.0 neighbours a node" in shown
+    assert "30 nodes, 60 edges, 4.0 neighbours a node" in shown
     assert re.search(r"nfedgnn/own-graph\n  clients    30 users", shown)
     assert re.search(r"fedgls/own-graph\n  cannot     .*graph.neighbours: 10", shown)
     assert "warning    30 nodes are few" in shown
@@ -118,11 +119,11 @@ def test_check_says_what_each_method_can_do_and_writes_only_what_is_asked(
 def test_a_run_says_first_which_data_it_has(
     config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    config_of(own_graph())
+    config_of(small_graph(30))
     monkeypatch.chdir(tmp_path)
     assert main(["run", "own.yaml", "rounds=1", "--out", "a"]) == 0
     said = capsys.readouterr().err
-    assert said.startswith("data  the graph: 30 nodes, 30 edges")
+    assert said.startswith("data  the graph: 30 nodes, 60 edges")
     assert "\ndata  clients: 30 users of a node each; train " in said
     assert said.index("data  warning: 30 nodes are few") < said.index("round 1/1")
     assert main(["run", "own.yaml", "rounds=1", "--out", "b", "--quiet"]) == 0
@@ -142,10 +143,10 @@ def test_a_run_says_first_how_many_nodes_its_clients_train_on(
     app: str, changes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.save(own_graph(), "graph.pt")
+    torch.save(small_graph(30), "graph.pt")
     (tmp_path / "clients").mkdir()
     for client in range(2):
-        given = own_graph(n_id=torch.arange(30) + 20 * client)
+        given = small_graph(30, n_id=torch.arange(30) + 20 * client)
         for part in PARTS:
             del given[part]
         torch.save(given, tmp_path / "clients" / f"{client}.pt")
@@ -197,7 +198,7 @@ def test_methods_say_on_which_graphs_clients_may_reach_more_alone(own: float, is
 def test_check_estimates_by_later_rounds(
     config_of: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: Captured, tmp_path: Path
 ) -> None:
-    config_of(own_graph())
+    config_of(small_graph(30))
     monkeypatch.chdir(tmp_path)
     assert len(runner.first_rounds(load_config("own.yaml", ["rounds=100"]))) == runner.TRIED
     slow = [SimpleNamespace(seconds=seconds) for seconds in (5.0, 3.0, 0.1, 0.1, 0.1)]

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from app_helpers import MakeConfig, context_of, own_graph
+from app_helpers import MakeConfig, context_of
 from federation import METHODS
+from graph_helpers import small_graph
 from torch_geometric.data import Data
 
 from flower_graph.apps.run import simulate
@@ -25,12 +26,12 @@ from flower_graph.strategies.ppfl import evaluation
 def test_a_deployed_client_shows_no_sum_of_gradients_unless_its_node_allows_it(
     config_of: MakeConfig,
 ) -> None:
-    config = config_of(own_graph(), "strategy.share=summed")
+    config = config_of(small_graph(30), "strategy.share=summed")
     node: dict[str, str] = {"data-folder": "/nowhere"}
     for more in ({}, {"allow-trust": "semi-honest"}):
         with pytest.raises(RefusedError, match=r"strategy\.share.*allow-trust"):
             METHOD.build_client(config, context_of(node | more), None)
-    masked = config_of(own_graph(), "strategy.share=summed", "strategy.aggregation=masked")
+    masked = config_of(small_graph(30), "strategy.share=summed", "strategy.aggregation=masked")
     with pytest.raises(DataError):  # it goes on to read the folder
         METHOD.build_client(masked, context_of(node), None)
     with pytest.raises(DataError):
@@ -114,7 +115,7 @@ def folder(tmp_path: Path) -> Path:
     made = tmp_path / "clients"
     made.mkdir()
     for number in range(3):
-        whole = own_graph()
+        whole = small_graph(30)
         x = whole.x.roll(number, 0)
         edges = None if number == 1 else whole.edge_index
         torch.save(Data(x=x, y=whole.y, edge_index=edges), made / f"{number}.pt")

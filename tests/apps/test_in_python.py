@@ -9,6 +9,7 @@ from typing import Any
 import networkx
 import pytest
 import torch
+from run_folders import SMALL
 from torch_geometric.data import Data
 from torch_geometric.utils import from_networkx
 
@@ -17,14 +18,6 @@ from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import as_overrides, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL: dict[str, Any] = {
-    "rounds": 1,
-    "data": {"name": "csbm", "nodes": 40, "classes": 2, "num_features": 8, "active": 3},
-    "data.split": "random",
-    "data.ratios": [0.4, 0.3, 0.3],
-    "partition": {"clients": 2, "method": "random"},
-    "model.hidden": 4,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +29,7 @@ def test_a_run_in_python_leaves_what_the_command_leaves() -> None:
     run = fg.run("fedgta/cora-linqs", SMALL, seed=3)
     assert run.path.parent == Path("runs").absolute() and (run.path / "result.json").is_file()
     assert run.config == load_config("fedgta/cora-linqs", [*as_overrides(SMALL), "seed=3"])
-    assert len(run.predictions().node) == 40 and run.metrics[-1]["round"] == 1
+    assert len(run.predictions().node) == 60 and run.metrics[-1]["round"] == 2
     both = fg.run("fedgta/cora-linqs", as_overrides(SMALL), seed=(3, 4), out="both")
     assert list(both.seeds) == [3, 4] and both.seeds[3].metrics[0]["loss"] == run.metrics[0]["loss"]
 
@@ -87,14 +80,8 @@ def given_graph() -> Any:
 
 
 def test_a_graph_that_python_has_is_saved_and_read_again() -> None:
-    settings: dict[str, Any] = {
-        "rounds": 1,
-        "partition": {"clients": 2, "method": "random"},
-        "data.split": "random",
-        "data.ratios": [0.4, 0.3, 0.3],
-        "data.features": "as-is",
-        "model.hidden": 4,
-    }
+    settings: dict[str, Any] = {key: one for key, one in SMALL.items() if key != "data"}
+    settings["data.features"] = "as-is"
     data = given_graph()
     run = fg.run("fedgta/cora-linqs", {**settings, "data.name": data}, out="one/run")
     (file,) = Path("one/graphs").glob("*.pt")
@@ -111,10 +98,10 @@ def test_a_graph_that_python_has_is_saved_and_read_again() -> None:
 
 def test_a_notebook_completes_names_and_shows_little(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"run", "load_run", "Run"} <= set(dir(fg)) and "load_graph" in dir(fg.data)
-    run = fg.run("fedgta/cora-linqs", {**SMALL, "rounds": 2})
+    run = fg.run("fedgta/cora-linqs", SMALL)
     assert "round 2/2" in capsys.readouterr().err
     assert all(len(repr(one)) < 120 for one in (run.metrics, run.predictions()))
-    assert len(run.metrics.to_pandas()) == 2 and len(run.predictions().to_pandas()) == 40
+    assert len(run.metrics.to_pandas()) == 2 and len(run.predictions().to_pandas()) == 60
     assert "<table" in run.predictions()._repr_html_() and "<table" in run.metrics._repr_html_()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from app_helpers import InlinePool
+from federation import METHODS
 from matplotlib.figure import Figure as Drawing
 from scipy.stats import ttest_rel
 from table_helpers import (
@@ -540,14 +541,7 @@ def test_the_best_is_told_apart_by_corrected_tests() -> None:
 # Rows that are run again --------------------------------------------------------------------------
 
 
-AGAIN = [
-    "data.name=csbm",
-    "data.nodes=60",
-    "data.classes=3",
-    "data.num_features=24",
-    "data.active=6",
-]
-AGAIN += ["partition.clients=3", "model.hidden=4", "strategy.name=fed-gnn"]
+AGAIN = [*METHODS["fedgls"].overrides, "strategy.name=fed-gnn"]
 
 
 def committed_row(**other: Any) -> dict[str, Any]:

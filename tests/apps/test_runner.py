@@ -10,7 +10,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from app_helpers import MakeConfig, own_graph
+from app_helpers import MakeConfig
+from graph_helpers import small_graph
 from safetensors.torch import load_file
 
 from flower_graph.apps.run import client_app, make_server, run, simulate
@@ -21,13 +22,10 @@ from flower_graph.errors import ConfigError, DivergedError
 from flower_graph.method.load import load_config, to_dict
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
+from flower_graph.storage.reading import read_lines
 from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def lines(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 # Outputs -----------------------------------------------------------------------------------------
@@ -35,23 +33,24 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("pictures")
 def test_a_run_writes_everything(config_of: MakeConfig, tmp_path: Path) -> None:
-    config, out = config_of(own_graph()), tmp_path / "new" / "out"
+    config, out = config_of(small_graph(30)), tmp_path / "new" / "out"
     simulated = simulate(config, supernodes=2)
     assert {path.name for path in tmp_path.iterdir()} == {"graph.pt", "own.yaml"}
     seen: list[RoundReport] = []
     result = run(config, out, supernodes=3, progress=seen.append)
+    rows = read_lines(out / "metrics.jsonl")
     written = json.loads((out / "result.json").read_text())
     assert written == result
     assert written["config"] == to_dict(config)
     assert (written["clients"], written["rounds"], written["engine"]) == (30, 6, "in-process")
     assert written["bytes"] == {"up": {"latent": 6 * 480}, "down": {"gradient": 6 * 480}}
     assert written["seconds"].keys() == {"total", "first-round", "per-round-median"}
-    assert [row["round"] for row in lines(out)] == [*range(1, 7)]
+    assert [row["round"] for row in rows] == [*range(1, 7)]
     assert [report.round for report in seen] == [*range(1, 7)]
-    assert [report.loss for report in simulated] == [row["loss"] for row in lines(out)]
-    assert written["test-accuracy"] == lines(out)[-1]["test-accuracy"]
-    best = max(range(6), key=lambda place: (lines(out)[place]["val-accuracy"], -place))
-    assert written["test-accuracy-at-best-val"] == lines(out)[best]["test-accuracy"]
+    assert [report.loss for report in simulated] == [row["loss"] for row in rows]
+    assert written["test-accuracy"] == rows[-1]["test-accuracy"]
+    best = max(range(6), key=lambda place: (rows[place]["val-accuracy"], -place))
+    assert written["test-accuracy-at-best-val"] == rows[best]["test-accuracy"]
     assert load_config(str(out / "config.yaml")) == config
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     weights = load_file(out / "weights.safetensors")
@@ -80,7 +79,7 @@ def test_a_run_writes_everything(config_of: MakeConfig, tmp_path: Path) -> None:
 def test_a_run_that_memory_cannot_hold_is_refused_before_it_begins(
     config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph = own_graph()
+    graph = small_graph(30)
     rows = int(graph.x.count_nonzero())
     least = rows * 4 * (4 + 8)  # weights, two moments
     for heads, settings in ((1, ()), (3, ("model.name=gat", "model.heads=3"))):
@@ -101,7 +100,7 @@ def test_a_run_that_ends_before_its_first_round_leaves_its_folder_as_it_was(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = config_of(own_graph(), "checkpoint_every=1")
+    config = config_of(small_graph(30), "checkpoint_every=1")
 
     def fail(*given: Any) -> None:
         raise error
@@ -119,7 +118,7 @@ def test_a_run_that_ends_before_its_first_round_leaves_its_folder_as_it_was(
 def test_a_long_round_is_announced_before_it_is_run(
     config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = config_of(own_graph(), "rounds=3")
+    config = config_of(small_graph(30), "rounds=3")
     said: list[Any] = []
     monkeypatch.setattr(type(config), "long_work", lambda *_: "does more" if _[1] != 2 else "")
     how: Any = {"progress": lambda report: said.append(report.round), "on_wait": said.append}
@@ -143,13 +142,13 @@ def test_a_run_leaves_nothing_of_its_clients_in_the_process(config: str) -> None
 
 
 def test_the_data_are_loaded_anew_when_something_changes(config_of: MakeConfig) -> None:
-    config = config_of(own_graph())
+    config = config_of(small_graph(30))
     first = cached_data(config)
     assert cached_data(config) is first
-    assert cached_data(config_of(own_graph(), "data.features=as-is")) is not first
-    assert cached_data(config_of(own_graph(), "seed=1")) is not first
-    wider = own_graph(x=torch.cat([own_graph().x, own_graph().x], 1))
-    assert cached_data(config_of(wider)).x.shape == (30, 12)  # of the same name, saved anew
+    assert cached_data(config_of(small_graph(30), "data.features=as-is")) is not first
+    assert cached_data(config_of(small_graph(30), "seed=1")) is not first
+    wider = small_graph(30, x=torch.cat([small_graph(30).x, small_graph(30).x], 1))
+    assert cached_data(config_of(wider)).x.shape == (30, 16)  # of the same name, saved anew
 
 
 def test_a_process_loads_no_method_before_it_is_asked_to() -> None:

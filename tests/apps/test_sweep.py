@@ -14,6 +14,7 @@ import pytest
 import torch
 from app_helpers import InlinePool
 from own_graphs import valued
+from run_folders import SMALL
 
 import flower_graph as fg
 from flower_graph.apps import parallel
@@ -21,12 +22,10 @@ from flower_graph.apps.cli.main import main
 from flower_graph.apps.sweep import command
 from flower_graph.apps.sweep.command import read_settings
 from flower_graph.errors import ConfigError, DivergedError
-from flower_graph.method.load import load_config, to_dict
+from flower_graph.method.load import as_overrides, load_config, to_dict
 from flower_graph.storage.files import write_text
 
-BASE = ["fedgta/own-graph", "data.name=csbm", "data.nodes=40", "data.classes=2", "rounds=1"]
-BASE += ["data.num_features=8", "data.active=3", "data.split=random", "data.ratios=[0.4,0.3,0.3]"]
-BASE += ["partition.clients=2", "partition.method=random", "model.hidden=4"]
+BASE = ["fedgta/own-graph", *as_overrides(SMALL | {"rounds": 1})]
 HIDDEN = [one for one in BASE if "hidden" not in one]
 
 
@@ -81,7 +80,7 @@ def test_the_best_by_validation_is_written_and_nothing_runs_twice(
     assert to_dict(best) == to_dict(chosen)
     with (out / "table.csv").open() as file:
         assert {row["run"] for row in csv.DictReader(file)} == {row["run"] for row in rows}
-    assert fg.load_run(next(out.glob("*1e-9*"))).seeds[1].predictions().node.size == 40
+    assert fg.load_run(next(out.glob("*1e-9*"))).seeds[1].predictions().node.size == 60
     # Started again, and with one value more
     words[len(BASE)] += ",0.2"
     assert main(["sweep", *words]) == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from app_helpers import own_graph
+from graph_helpers import small_graph
 from torch_geometric.data import Data
 
 from flower_graph.apps.cli.main import OUR_ERRORS, main
@@ -88,12 +88,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write all files that the commands name; since nothing may be written, they share it."""
     folder = tmp_path_factory.mktemp("wrong")
     (folder / "mine.yaml").write_text("data: {name: [\n", encoding="utf-8")
-    bad = own_graph().x.clone()
+    bad = small_graph(30).x.clone()
     bad[3, 1] = float("nan")
     graphs = {
-        "graph": own_graph(),
-        "nan": own_graph(x=bad),
-        "untrained": own_graph(train_mask=torch.zeros(N, dtype=torch.bool)),
+        "graph": small_graph(30),
+        "nan": small_graph(30, x=bad),
+        "untrained": small_graph(30, train_mask=torch.zeros(N, dtype=torch.bool)),
         "list": [Data(), Data()],
         "empty": Data(),
         "other": {"model": torch.zeros(3)},
@@ -106,7 +106,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, changes in {"with-nan": {"x": bad}, "wider": {"x": torch.rand(N, 9)}}.items():
         (folder / name).mkdir()
         for number, more in enumerate(({}, changes)):
-            torch.save(own_graph(**shared, **more), folder / name / f"{number}.pt")
+            torch.save(small_graph(30, **shared, **more), folder / name / f"{number}.pt")
     for name in ("folder.pt", "nobody", "broken"):
         (folder / name).mkdir()
     (folder / "broken" / "0.pt").write_bytes(b"not a graph")

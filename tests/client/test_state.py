@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -220,11 +220,8 @@ def test_a_full_disk_leaves_the_message_before(
     start(context, some(LARGE))
     add(context, 1.0)
 
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
-        patched.setattr(state.checkpoint, "save_client", full)
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="full"):
+        patched.setattr(state.checkpoint, "save_client", Mock(side_effect=OSError(28, "full")))
         add(context, 5.0)
     assert kept(context)["weight"][0] == 1
     add(context, 2.0)

@@ -22,7 +22,14 @@ from torch_geometric.utils import k_hop_subgraph, subgraph
 from flower_graph.config.partition import PartitionSection
 from flower_graph.data import Graph, csbm, to_undirected
 from flower_graph.data.folders.client_folder import Clients
-from flower_graph.data.graph import ClientGraph, Masks, neighbours_of
+from flower_graph.data.graph import (
+    ClientGraph,
+    Masks,
+    check_roles,
+    labelled_split,
+    neighbours_of,
+    stratified_split,
+)
 from flower_graph.data.partition.client_graphs import (
     CHUNK,
     DRAWS,
@@ -44,7 +51,6 @@ from flower_graph.data.partition.client_graphs import (
     metis_overlapping,
     noisy_labels,
     overlapping_graphs,
-    partition_egos,
     partition_graph,
     random_parts,
     sample_egos,
@@ -53,14 +59,7 @@ from flower_graph.data.partition.client_graphs import (
     split_per_client,
 )
 from flower_graph.data.partition.statistics import client_statistics, node_statistics
-from flower_graph.data.splits import (
-    check_roles,
-    geom_gcn_split,
-    labelled_split,
-    random_split,
-    select_column,
-    stratified_split,
-)
+from flower_graph.data.sources.datasets import geom_gcn_split, random_split, select_column
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.ops.graph import SortedEdges
 from flower_graph.strategies.ppfl.config import PartitionConfig
@@ -297,10 +296,9 @@ EGOS, SHARE = (
         (lambda how, seed: partition_graph(large(), settings(**how), 0.4, seed), {}),
         (lambda how, seed: partition_graph(large(), settings(**how), 0, seed), EGOS),
         (lambda how, seed: partition_graph(large(), settings(**how), 0, seed), SHARE),
-        (lambda how, seed: partition_egos(large(), settings(**how), seed), EGOS),
         (lambda how, seed: overlapping_graphs(large(), PartitionConfig(**how), seed), {}),
     ],
-    ids=["parts", "egos", "overlapping", "egos of FedSCem", "overlapping of PPFL-GNN"],
+    ids=["parts", "egos", "overlapping", "overlapping of PPFL-GNN"],
 )
 def test_the_seed_of_the_partition_goes_before_that_of_the_run(cut, how):
     def made(seed, own=None):
@@ -515,7 +513,7 @@ def test_a_clients_split_depends_on_the_seed_and_its_number_alone():
     hub = whole([[0] * 19, list(range(1, 20))], 20)
     networks = ego_networks(hub, [0, 7, 11], hops=2)
     done = split_per_client(networks, RATIOS, seed=5)
-    ways = [partition_egos(hub, partition(split=way), 0) for way in ("global", "per-client")]
+    ways = [partition_graph(hub, partition(split=way), 0.0, 0) for way in ("global", "per-client")]
     assert [roles(one) == roles(two) for one, two, _ in ways] == [True, False]
     assert same(done[2:], split_per_client(networks[2:], RATIOS, seed=5))
     assert roles(done[0]) != roles(done[1])  # the same nodes, another client
@@ -540,7 +538,7 @@ def refused(**changes: Any) -> Any:
 
 
 def egos_of(**changes: Any) -> Any:
-    return lambda: partition_egos(whole(), partition(**changes), 0)
+    return lambda: partition_graph(whole(), partition(**changes), 0.0, 0)
 
 
 def overlaps(label: int | None = None, **changes: Any) -> Any:
@@ -569,7 +567,7 @@ def drawn(y: list[int], **changes: int) -> Any:
         (lambda: labelled_split(torch.zeros(10), [0.5, 0.01, 0.4], generator=chance()), "10"),
         (drawn([0, 1] * 5), r"data\.num_test = 7: 6"),
         (drawn([0, 0, 0, 1, 0, 0, 0, 0, 0, 0]), r"train_per_class = 2: class 1"),
-        (egos_of(clients=7), "partition.clients = 7"),
+        (egos_of(clients=7), "partition.clients: 7"),
         (egos_of(clients=0), "partition.clients: 0"),
         (egos_of(hops=1, min_nodes=4), "partition.clients = 3.*partition.min_nodes"),
         (egos_of(split="public"), "partition.split: 'public'"),

@@ -29,14 +29,14 @@ from typing import Any
 import pytest
 import torch
 from federation import who_of
+from graph_helpers import small_graph
 from lying_grid import FEDSCEM, unrefused
 from psutil import NoSuchProcess, Process
 from safetensors.torch import load_file
-from torch_geometric.data import Data
 
 from deploy.credentials import make_server_credentials
 from deploy.loopback import HOST, ROOT, Loopback, remove
-from flower_graph.apps.cli.launch import end_processes, marked_processes
+from flower_graph.apps.cli.launch import end_processes, marked_processes, write_app
 from flower_graph.apps.cli.main import main as cli
 from flower_graph.apps.run import run
 from flower_graph.method.load import load_config
@@ -60,18 +60,18 @@ TIMEOUT = 700.0  # seconds that one run may take on a busy machine
 
 
 TWO = "partition.method=random partition.clients=2"
-EGOS = "rounds=1 partition.min_nodes=6 partition.hops=1 partition.clients"
+EGOS = "rounds=1 partition.min_nodes=5 partition.hops=1 partition.clients"
 # Methods on a small graph: config, overrides, and its nodes
 CASES = {
-    "nfedgnn": ("nfedgnn/cora", "rounds=3 model.hidden=4 checkpoint_every=1", 6),
+    "nfedgnn": ("nfedgnn/cora", "rounds=3 model.hidden=4 checkpoint_every=1", 9),
     "nfedgnn-masked": (
-        "nfedgnn/cora-summed", "rounds=1 model.hidden=4 strategy.aggregation=masked", 6,
+        "nfedgnn/cora-summed", "rounds=1 model.hidden=4 strategy.aggregation=masked", 9,
     ),
     "fedgls": ("fedgls/cora", f"rounds=5 graph.neighbours=3 {TWO}", 60),
     "fedscem": ("fedscem/cora", f"{EGOS}=3 strategy.alignment=plain", 60),
     "fedgta": ("fedgta/cora", f"rounds=2 checkpoint_every=1 {TWO}", 60),  # a model of each client
     "ppfl": ("ppfl/cora-gat", "rounds=1 partition.clients=2 judge.folds=2 judge.mlp=false", 150),
-    "twins": ("nfedgnn/cora", "rounds=1 model.hidden=4", 6),
+    "twins": ("nfedgnn/cora", "rounds=1 model.hidden=4", 9),
     "parties": ("fedscem/cora", f"{EGOS}=6 strategy.trust=malicious-server", 60),
 }  # fmt: skip
 
@@ -113,21 +113,6 @@ class Prepared:
         assert file.is_file(), log
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return found
-
-
-def small_graph(nodes: int) -> Data:
-    """Three classes on a ring with chords; every class has nodes of every role."""
-    place = torch.arange(nodes)
-    y = place % 3
-    x = torch.rand(nodes, 12, generator=torch.Generator().manual_seed(1)).round()
-    x[place, y] = 1.0
-    steps = (1, 3, 6) if nodes > 6 else (3,)
-    edges = [torch.stack([place, (place + step) % nodes]) for step in steps]
-    masks = {
-        f"{name}_mask": place * 3 // nodes == part
-        for part, name in enumerate(("train", "val", "test"))
-    }
-    return Data(x=x, y=y, edge_index=torch.cat(edges, dim=1), **masks)
 
 
 def prepare(name: str, folder: Path, supernodes: int = 2) -> Prepared:
@@ -207,7 +192,7 @@ def check_one_layer(prepared: Prepared) -> None:
     kept = [latest_in(folder) for folder in prepared.clients]
     first, second = (one.model(one.clients[0]).state_dict() for one in kept)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    x, latent = small_graph(6).x, prepared.out / "weights.safetensors"
+    x, latent = small_graph(9).x, prepared.out / "weights.safetensors"
     # The config's features sum to one. A run has a key of its own, from which first weights and
     # what is dropped come: its losses are not those of another run.
     expected = x / x.sum(1, keepdim=True) @ first["weight"]
@@ -487,33 +472,6 @@ def lie(grid, context):
     finally:
         Path(context.run_config["said"]).write_text(json.dumps(lying.said))
 """
-ABOUT = """
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "liar"
-version = "1.0.0"
-description = "A server that lies"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "flower-graph"
-
-[tool.flwr.app.components]
-serverapp = "liar:server_app"
-clientapp = "liar:client_app"
-
-[tool.flwr.app.config]
-config = ""
-overrides = ""
-output-dir = ""
-server-folder = ""
-said = ""
-lies = 0
-"""
 
 
 def make_registry(prepared: Prepared) -> Path:
@@ -535,9 +493,8 @@ def test_a_server_that_lies_is_refused_and_the_run_goes_on_without_its_lies(
     lies: int, deployment: Loopback, tmp_path: Path
 ) -> None:
     """Five lies: an alignment and the list of parties. All: a hundred messages, a process each."""
-    app = tmp_path / "liar"
-    app.mkdir()
-    (app / "pyproject.toml").write_text(ABOUT)
+    known = dict.fromkeys(("config", "overrides", "output-dir", "server-folder", "said"), "")
+    app = write_app(tmp_path / "liar", known | {"lies": 0}, "liar:server_app", "liar:client_app")
     (app / "liar.py").write_text(LIAR)
     shutil.copy(Path(__file__).parents[1] / "hostile" / "lying_grid.py", app)
     prepared = prepare("parties", tmp_path, PARTIES)

@@ -14,8 +14,9 @@ import pytest
 import torch
 from ego_helpers import SETTINGS as EGO
 from ego_helpers import toy_egos, toy_shared
+from graph_helpers import small_graph
 from other_device import ELSEWHERE, Far, watched
-from relay_helpers import small_graph, strategy_for
+from relay_helpers import strategy_for
 from test_gat import ROWS, Client, make_client, make_targets
 from test_gat import SETTINGS as GAT
 from torch import Tensor, nn

@@ -31,8 +31,7 @@ from flower_graph.apps.cli.run import Job
 from flower_graph.apps.cli.run import _done as done
 from flower_graph.client.adaptor import read_state, write_state
 from flower_graph.data.folders.party import CLIENTS, RunFolder, open_folder, write_folder
-from flower_graph.data.sources.datasets import load_file
-from flower_graph.data.splits import geom_gcn_split
+from flower_graph.data.sources.datasets import geom_gcn_split, load_file
 from flower_graph.errors import StateLostError
 from flower_graph.method.load import load_config
 from flower_graph.method.run import load_run

@@ -183,6 +183,15 @@ def own_answers(request: ids.UnionRequest) -> ids.UnionRequest:
     return replace(request, keys=keys, points=points)
 
 
+def holders(*places: int) -> Change:
+    """Give the answers of some key-holders alone, or of one as if there were several."""
+    names = ("holders", "keys", "signatures", "points", "proofs")
+    return changed(
+        ids.UnionRequest,
+        lambda m: replace(m, **{name: getattr(m, name)[list(places)] for name in names}),
+    )
+
+
 def guesses(request: ids.EvaluateRequest) -> ids.EvaluateRequest:
     return replace(request, points=request.points[::-1])
 
@@ -217,7 +226,16 @@ FEDSCEM = (
     Lie("answers without proof", "align-keys",
         changed(ids.UnionRequest, lambda m: replace(m, points=np.roll(m.points, 1, 0))),
         "are not proved", unless="-"),
-    Lie("other points", "reveal-declared", points(64), "not as we declared"),
+    Lie("no proofs", "align-keys",
+        changed(ids.UnionRequest, lambda m: replace(m, proofs=np.zeros_like(m.proofs))),
+        "are not proved", unless="-"),
+    Lie("one key-holder thrice", "align-keys", holders(0, 0, 0), "must differ", unless="-"),
+    Lie("two key-holders", "align-keys", holders(0, 1), "must differ", unless="-"),
+    Lie("a strange key-holder", "align-keys",
+        changed(ids.UnionRequest, lambda m: replace(m, holders=m.holders + 77)),
+        "of the draw", unless="-"),
+    Lie("other points", "reveal-declared", declared(lambda rows: np.add(rows, [0, 1])),
+        "not as we declared"),
     Lie("more points than the cap", "reveal-declared", points(1 << 15), r"client \d+.*32768"),
     Lie("no points", "reveal-declared", points(0), r"client \d+.*0"),
     Lie("points in no order", "reveal-declared", declared(np.flipud), "ascending"),

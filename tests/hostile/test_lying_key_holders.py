@@ -10,6 +10,7 @@ import pytest
 from align_helpers import Alignment
 from sum_helpers import settings
 
+from benchmarks.alignment import RUN, SEED
 from flower_graph.errors import AlignmentError, RefusedError
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.blinded import (
@@ -20,12 +21,9 @@ from flower_graph.secure.align.blinded import (
     drawn,
     proof_context,
 )
-from flower_graph.secure.align.client import AlignmentClient
-from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.channel import rows_of
 from flower_graph.secure.parties.proofs import prove, public_of
 
-RUN, SEED = b"run", b"seed that all committed to"
 DATA = {client: [client, client + 1, 100] for client in range(10)}
 
 
@@ -33,24 +31,19 @@ DATA = {client: [client, client + 1, 100] for client in range(10)}
 
 
 class Setting(Alignment):
-    """Five parties of two clients each, on SuperNodes of the same numbers."""
+    """Five parties of two clients each, on SuperNodes of the same numbers, all enrolled."""
+
+    first = 0
 
     def __init__(self):
         self._folder = TemporaryDirectory()  # of journals
-        self.trusts = settings(5, Path(self._folder.name))
-        super().__init__(DATA, [], RUN)
-        self.nodes = {party: [2 * party, 2 * party + 1] for party in range(5)}
-        self.server = AlignmentServer(registry=self.trusts[0].registry, run_id=RUN)
-        self.server.begin(SEED, self.nodes, self.trusts[0].registry)
-        self.hosts = {party: self.host(party) for party in self.nodes}
+        nodes, trusts = (
+            [range(2 * n, 2 * n + 2) for n in range(5)],
+            settings(5, Path(self._folder.name)),
+        )
+        super().__init__(DATA, nodes, RUN, trusts=trusts)
         for party, local in self.nodes.items():
             self.server.enroll(party, local)
-
-    def host(self, party, state=None):
-        own = RUN, self.own(party), self.trusts[party]
-        host = AlignmentClient(*own) if state is None else AlignmentClient.from_bytes(state, *own)
-        host.begin(SEED, self.nodes, dict.fromkeys(DATA, 16))
-        return host
 
 
 @pytest.mark.parametrize("gone", [0, 1, 3])
@@ -105,30 +98,6 @@ def test_a_server_with_a_key_of_its_own_is_refused(sign):
     with pytest.raises(RefusedError, match=f"key-holder {holder}"):
         setting.reply(1, lie.to_config())
     assert setting.hosts[1].finished == []
-
-
-def chosen(places, *names):
-    """Choose the answers of some places."""
-    names = names or ("holders", "keys", "signatures", "points", "proofs")
-    return lambda request: {name: getattr(request, name)[places] for name in names}
-
-
-LIES = {
-    "another's answers": (chosen([1, 0, 2], "points"), "not proved"),
-    "swapped keys": (chosen([1, 0, 2], "keys", "signatures"), "not signed by it"),
-    "one holder thrice": (chosen([0, 0, 0]), "at least 3 must differ"),
-    "two holders": (chosen([0, 1]), "at least 3 must differ"),
-    "a strange holder": (lambda r: {"holders": r.holders + 77}, "of the draw"),
-    "no proofs": (lambda r: {"proofs": np.zeros_like(r.proofs)}, "not proved"),
-}
-
-
-@pytest.mark.parametrize("name", LIES)
-def test_what_else_a_server_can_say_is_refused(name):
-    change, why = LIES[name]
-    setting, requests = evaluated()
-    with pytest.raises(RefusedError, match=why):
-        setting.reply(1, replace(requests[1], **change(requests[1])).to_config())
 
 
 # What key-holders refuse --------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from lying_grid import FEDSCEM, PPFL, Lie, LyingGrid, like, unrefused
 from public_helpers import ToyModel
 from sum_helpers import keys_in, write_keys
 from test_summed import rich_graph
-from test_summing import gridded
 from told_otherwise import (
     COUNT,
     TIMEOUT,
@@ -44,12 +43,9 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.relayed import CHECKS, REFUSAL
 from flower_graph.secure.sum import round as sum_round
 from flower_graph.secure.sum.round import SumResult
-from flower_graph.secure.sum.server import PartySums
-from flower_graph.server.sums import SecureSum, Summed
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import MaskedEmbeddingAveraging
 from flower_graph.strategies.ppfl.strategy import CommonMean
-from flower_graph.wire.exchange import Exchange
 from flower_graph.wire.keys import CONFIG
 
 LONELY = 1  # who is left out with it
@@ -231,18 +227,6 @@ def test_measurements_of_later_rounds_without_two_are_those_of_both_together(
 
 
 # Every lie, one after the other -------------------------------------------------------------------
-
-
-def test_every_lie_about_a_sum_is_refused_and_the_sum_is_right(tmp_path: Path) -> None:
-    honest, registry = gridded(6, tmp_path)
-    grid = LyingGrid(honest)
-    exchange: Any = Exchange(grid)  # type: ignore[arg-type]
-    secure = SecureSum(exchange, limit=1000.0, server=PartySums(registry))
-    for server_round in (1, 2):
-        summed = secure.sum(server_round, 2)
-        assert isinstance(summed, Summed)
-        assert summed.values.tolist() == [62.0, 11.0]
-    assert unrefused(grid.said) == {}
 
 
 # What the run's config hides is not sent in the clear, also where the server is trusted

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from lying_grid import edited, struck
 from sum_helpers import LENGTH, RING, TERMS, PartyWorld, World, wire
-from test_summing import gridded
+from test_summing import gridded, summing
 
 from flower_graph.audit.deviating import Opened
 from flower_graph.errors import MalformedReplyError, RefusedError
@@ -43,10 +43,7 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
 )
 from flower_graph.secure.sum.round import Skipped, SumRound
-from flower_graph.secure.sum.server import PartySums
-from flower_graph.server.sums import SecureSum
 from flower_graph.simulation import InProcessGrid
-from flower_graph.wire.exchange import Exchange
 
 VICTIM, PLACE, STATE = 1003, 3, bytes(16)
 
@@ -138,25 +135,6 @@ def test_a_second_list_is_refused(world, put_back, why):
             party = SumClient.from_bytes(before, party.trust)
         with pytest.raises(RefusedError, match=why):
             party.sign_list(again)
-
-
-def test_two_lists_to_two_halves_open_nothing(world):
-    """Each half signs, but nobody has as many partners who signed the same as the threshold."""
-    to_lists(world)
-    epoch, ready = world.server.epoch, world.server._round(0).live
-    for half, missing in ((range(6), 7), (range(6, 12), 1)):  # each misses one of the other half
-        listed = without(ready, [missing])
-        request = ListRequest(epoch.id, 0, listed)
-        signed = {i: world.hosts[1000 + i].sign_list(request).signature for i in half}
-        for place in half:
-            row = epoch.partners[place]
-            columns = np.flatnonzero(np.isin(row, half))
-            signatures = np.stack([signed[int(row[column])] for column in columns])
-            kinds = np.where(listed[row], SEED, MASK_KEY).astype(np.uint8)[None]
-            own, count = epoch.parties[[place]], int(listed.sum())
-            asked = UnmaskRequest(epoch.id, 0, count, own, kinds, columns, signatures)
-            with pytest.raises(RefusedError, match="something else"):
-                world.hosts[1000 + place].unmask(asked)
 
 
 def test_signatures_of_others_or_other_rounds_do_not_count(world):
@@ -342,35 +320,37 @@ def test_a_trusted_server_may_hand_out_channel_keys_of_its_own():
 # The form that does not trust it ------------------------------------------------------------------
 
 
-def test_who_was_ready_is_signed_too(world, monkeypatch):
-    """Two halves that saw different partners mask: nobody shows a share to either."""
+@pytest.mark.parametrize("what", ["who was ready", "who is listed"])
+def test_two_halves_that_are_told_otherwise_open_nothing(world, monkeypatch, what):
+    """Each signs, but nobody has as many partners who signed the same as the threshold."""
     monkeypatch.setattr(SumRound, "_verified", lambda self, row, signature, *_: signature)
     world.begin()
     world.prepare(0)
-    partners = world.server.epoch.partners
-
-    def seen_by(place):
-        """Say who was ready, by what is told this party: not the last, or not the first."""
-        return np.arange(12) != (11 if place < 6 else 0)
+    partners, gone = world.server.epoch.partners, what == "who was ready"
 
     def tamper(node, message):
-        row = partners[node - 1000]
-        if isinstance(message, MaskRequest):
-            ready = seen_by(node - 1000)
+        row, place = partners[node - 1000], node - 1000
+        told = np.arange(12) != (11 if place < 6 else 0)  # one of the other half is missing
+        if isinstance(message, MaskRequest) and gone:
             names = ("round_keys", "packets", "share_commitments", "signatures")
-            fewer = {name: getattr(message, name)[ready[row]] for name in names}
-            return replace(message, live=ready[row], ready=ready, **fewer)
+            fewer = {name: getattr(message, name)[told[row]] for name in names}
+            return replace(message, live=told[row], ready=told, **fewer)
+        if isinstance(message, ListRequest) and not gone:
+            return replace(message, listed=told)
         if isinstance(message, UnmaskRequest):
-            kinds = np.where(row % 11, SEED, np.where(seen_by(node - 1000)[row], MASK_KEY, NOTHING))
-            return replace(message, kinds=kinds.astype(np.uint8)[None])
+            listed = row % 11 != 0 if gone else told[row]  # else both of them have vanished
+            kinds = np.where(listed, SEED, np.where(told[row] | (not gone), MASK_KEY, NOTHING))
+            count, kinds = 10 if gone else 11, kinds.astype(np.uint8)[None]
+            return replace(message, contributors=count, kinds=kinds)
         return message
 
     world.tamper = tamper
     world.mask(0)
-    world.server._round(0).contributed[[0, 11]] = False  # as if those two had vanished
-    world.sign(0, lost=[1000, 1011])
+    if gone:
+        world.server._round(0).contributed[[0, 11]] = False
+    world.sign(0)
     requests = world.server.unmask_requests(0)
-    assert len(requests) == 10
+    assert len(requests) == (10 if gone else 12)
     for node, request in requests.items():
         with pytest.raises(RefusedError, match="something else"):
             world.hosts[node].unmask(world.send(node, request))
@@ -409,8 +389,7 @@ COUNT = 12
 
 
 @pytest.fixture
-def begun(tmp_path: Path) -> PartyWorld:
-    world = PartyWorld.make(COUNT, tmp_path)
+def begun(world: PartyWorld) -> PartyWorld:
     world.begin()
     return world
 
@@ -546,11 +525,6 @@ class Static(SecureSumClient):
         return {c: np.random.default_rng(c).normal(size=8) + moved for c in self.clients}
 
 
-def summing(folder: Path) -> tuple[InProcessGrid, SecureSum]:
-    grid, registry = gridded(10, folder, Static)
-    return grid, SecureSum(Exchange(grid), limit=100.0, server=PartySums(registry))
-
-
 def with_one_fewer(grid: InProcessGrid, monkeypatch: Any, sums: int) -> Iterator[int]:
     """Connect all SuperNodes for sum 1, and all but one, another each time, for each later one."""
     nodes = sorted(grid.get_node_ids())
@@ -561,7 +535,7 @@ def with_one_fewer(grid: InProcessGrid, monkeypatch: Any, sums: int) -> Iterator
 
 
 def test_eleven_sums_do_not_give_ten_vectors(tmp_path: Path, monkeypatch: Any) -> None:
-    (grid, secure), opened = summing(tmp_path), []
+    (grid, secure), opened = summing(gridded(10, tmp_path, Static)), []
     for number in with_one_fewer(grid, monkeypatch, 11):
         summed = secure.sum(number, 8)
         opened += [] if isinstance(summed, Skipped) else [summed]
@@ -582,7 +556,7 @@ def test_the_documented_example_cannot_be_differenced(monkeypatch: Any) -> None:
 def test_vectors_that_change_are_summed_over_members_that_differ_by_two(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
-    (grid, secure), sets = summing(tmp_path), []
+    (grid, secure), sets = summing(gridded(10, tmp_path, Static)), []
     for number in with_one_fewer(grid, monkeypatch, 8):
         summed = secure.sum(number, 8, {"moved": float(number)})
         assert not isinstance(summed, Skipped)

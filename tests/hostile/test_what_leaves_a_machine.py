@@ -26,6 +26,7 @@ from sum_helpers import PartyWorld
 
 from flower_graph.apps.client_app import app
 from flower_graph.apps.run import client_app
+from flower_graph.client import state
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import CohortState
 from flower_graph.errors import ConfigError, DataError, RefusedError, StateLostError
@@ -38,7 +39,6 @@ from flower_graph.secure.client import SUM_STATE
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
-from flower_graph.strategies.fedscem import client as ego_host
 from flower_graph.strategies.ppfl.cohort_client import SecureConsensusClient
 from flower_graph.strategies.ppfl.strategy import SecureConsensus
 from flower_graph.wire.client_errors import AT_HOME
@@ -287,13 +287,10 @@ class Collector:
             self._note(context)
 
     def _note(self, context: Context) -> None:
-        for key, (_, live) in ego_host._LIVE.items():
-            if key[:2] == (context.run_id, context.node_id):
-                self.texts += [repr(live), str(live)]
-                for part in live if isinstance(live, tuple) else (live,):
-                    self.secrets |= set(secrets_of(part))
-                    inner = (getattr(part, name, None) for name in ("_rounds", "_table"))
-                    self.texts += [repr(one) for one in inner]
+        if (live := state._LIVE.get((context.run_id, context.node_id))) is not None:
+            _, aligner = live.beside
+            self.texts += [*map(repr, (live, aligner, getattr(aligner, "_table", None)))]
+            self.secrets |= set(secrets_of(aligner))
         for record in context.state.config_records.values():
             data = record.get(SUM_STATE)
             if isinstance(data, bytes):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from graph_helpers import Outcome
+from graph_helpers import CLASSES, FEATURES, Outcome, small_graph
 from nfedgnn import GCN, OneNetwork, Relay
-from relay_helpers import CLASSES, FEATURES, asked_users, run, small_graph
+from relay_helpers import asked_users, run
 from test_summed import DECAY, LINEAR, RATE, Summed, rich_graph
 from torch import Tensor, nn
 from torch.nn import functional

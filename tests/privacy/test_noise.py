@@ -23,7 +23,6 @@ from flower_graph.privacy.local import (
     PrivateReplies,
     PrivateRows,
     privacy_mods,
-    require_one_client,
     withhold_measurements,
 )
 from flower_graph.records.rounds import RoundReport
@@ -201,13 +200,6 @@ def test_what_cannot_be_protected_is_not_sent(
 ) -> None:
     with nullcontext() if said is None else pytest.raises(RefusedError, match=said):
         assert mod_of()(message, context(), answer).has_content()
-
-
-def test_clients_that_share_a_supernode_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"privacy.epsilon: 8.*\[3, 4\]"):
-        require_one_client(BUDGET, [3, 4])
-    require_one_client(BUDGET, [3])
-    require_one_client(PrivacyConfig(), [3, 4])
 
 
 MEASURED = {"loss": [0.5], "disagreement": [0.25], "judged-val": [0.75], "num-examples": 2}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Context
-from graph_helpers import Outcome
+from graph_helpers import CLASSES, Outcome
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -18,26 +18,6 @@ from flower_graph.outputs.client import ClientOutputs
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.simulation import InProcessGrid
-
-CLASSES, FEATURES = 3, 8
-
-
-def small_graph(n: int = 12, seed: int = 0) -> Data:
-    """A ring with chords inside the classes; every third node trains, validates or tests."""
-    draw = torch.Generator().manual_seed(seed)
-    place = torch.arange(n)
-    y = place % CLASSES
-    x = (torch.rand(n, FEATURES, generator=draw) < 0.3).float()
-    x[place, y] = 1.0  # no user without features, and something to learn
-    one_way = torch.cat(
-        [torch.stack([place, (place + 1) % n]), torch.stack([place, (place + 3) % n])], 1
-    )
-    edge_index = torch.cat([one_way, one_way.flip(0)], 1)
-    masks = {
-        f"{name}_mask": (place // CLASSES) % 3 == part
-        for part, name in enumerate(("train", "val", "test"))
-    }
-    return Data(x=x, edge_index=edge_index, y=y, **masks)
 
 
 def assigned(data: Data, context: Context, left: Any = ()) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,6 @@ from flwr.app import Context, RecordDict
 from flower_graph.client import state
 from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import StateLostError
-from flower_graph.strategies.fedscem import client as ego_host
 from flower_graph.strategies.fedscem.client import EgoNetworkClient
 from flower_graph.strategies.fedscem.cohort import first_model
 from flower_graph.strategies.fedscem.messages import EgoEnrolment, EgoReply, EgoRequest
@@ -116,7 +115,7 @@ def test_a_process_reads_an_alignment_once(context: Context) -> None:
     begun(context, alignment="psi")
     first = aligner(context)
     assert aligner(context) is first
-    ego_host._LIVE.clear()
+    state._LIVE.clear()
     assert aligner(context) is not first
     assert aligner(context).to_bytes() == first.to_bytes()
     with (

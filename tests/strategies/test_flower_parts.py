@@ -25,9 +25,9 @@ from flwr.serverapp.strategy import (
     Krum,
     Strategy,
 )
-from graph_helpers import Outcome
+from graph_helpers import Outcome, small_graph
 from message_recorder import RUNS
-from relay_helpers import small_graph, strategy_for
+from relay_helpers import strategy_for
 from structure_helpers import client_app as structure_app
 from structure_helpers import settings_of
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context
-from graph_helpers import Outcome
-from relay_helpers import FEATURES, run, same_weights, small_graph, strategy_for
+from graph_helpers import FEATURES, Outcome, small_graph
+from relay_helpers import run, same_weights, strategy_for
 from torch import Tensor, nn
 
 from flower_graph import NodeClient

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from relay_helpers import run, small_graph, strategy_for
+from graph_helpers import small_graph
+from relay_helpers import run, strategy_for
 from torch.nn import functional
 
 from flower_graph import SplitGradientRelay

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from relay_helpers import small_graph
+from graph_helpers import small_graph
 from torch_geometric.data import Data
 
 from flower_graph.apps.cli.main import main
@@ -17,6 +17,7 @@ from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import load_config
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
+from flower_graph.storage.reading import read_lines
 from flower_graph.strategies.nfedgnn.method import hosted_users, users_graph, users_left
 
 # name, class, part and the numbers of two features; friends are who stands beside whom
@@ -143,8 +144,8 @@ def test_a_run_is_gone_on_with_by_the_command_line(
     again = ["run", "--resume", "out", "--quiet", *where]
     grown = [f"data.add={Path(file).name}", "strategy.newcomers_alone=2", "rounds=6"]
     assert main([*again, *grown]) == 0
-    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["answered"] for line in lines] == [4, 4, 4, 2, 2, 6]
+    lines = read_lines(tmp_path / "out" / "metrics.jsonl")
+    assert [line["answered"] for line in lines] == [4, 4, 4, 2, 2, 6]
     assert main([*again, "data.remove=[eva]", "rounds=7"]) == 0
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["clients"] == 5

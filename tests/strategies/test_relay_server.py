@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from relay_helpers import CLASSES, small_graph
+from graph_helpers import CLASSES, small_graph
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from graph_helpers import Outcome
-from relay_helpers import run, same_run, same_weights, small_graph
+from graph_helpers import Outcome, small_graph
+from relay_helpers import run, same_run, same_weights
 from torch import Tensor, nn
 
 from flower_graph.client.state import forget_run
@@ -223,10 +224,7 @@ def test_a_file_and_its_copy_have_no_room_for_zeros(tmp_path: Path) -> None:
 def test_copies_that_cannot_be_made_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(row_file, "copy", full)
+    monkeypatch.setattr(row_file, "copy", Mock(side_effect=OSError(28, "full")))
     outcome = stored(tmp_path, every=3, stop_at=8)
     assert not checkpoint.complete_rounds(tmp_path / "saved") and len(outcome.reports) == 8
 

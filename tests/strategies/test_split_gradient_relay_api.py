@@ -1,13 +1,13 @@
 """nFedGNN inside Flower and in somebody else's program: loops, mods, models, arguments, faults."""
 
-import math
 from typing import Any
 
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.clientapp.mod import LocalDpMod
-from relay_helpers import asked_users, client_app, run, small_graph, strategy_for
+from graph_helpers import small_graph
+from relay_helpers import asked_users, client_app, run, strategy_for
 from torch import nn
 
 from flower_graph import SplitGradientRelay
@@ -65,12 +65,8 @@ def test_local_dp_mod_clips_all_users_of_a_supernode_as_one() -> None:
     ("options", "said"),
     [
         ({"participation": 1.5}, "participation: 1.5"),
-        ({"average_every": -1}, "average_every: -1"),
-        ({"average_over": "some"}, "average_over: 'some'"),
         ({"average_every": 2, "average_over": "all", "participation": 0.5}, "participation: 0.5"),
         ({"latent_size": 0}, "latent_size: 0"),
-        ({"reg_weight": -1.0}, "reg_weight: -1.0"),
-        ({"learning_rate": math.inf}, "learning_rate: inf"),
         ({"checkpoint_every": 5}, "checkpoint_every.*checkpoint_dir"),
         ({"device": "gpu"}, "device: 'gpu'"),
     ],

@@ -19,7 +19,6 @@ from structure_helpers import (
     close,
     cohort_of,
     layers_of,
-    learners_of,
     plain_federation,
     run,
     settings_of,
@@ -30,6 +29,7 @@ from flower_graph.data.graph import ClientGraph
 from flower_graph.ops.dropout import draw_mask
 from flower_graph.rng import generator
 from flower_graph.strategies.fedgls.config import FEDGLS, StructureSettings
+from flower_graph.strategies.fedgls.modules import LEARNER
 
 ROUNDS = 3
 SIMILARITIES = ("cosine", "euclidean", "inner")
@@ -139,7 +139,7 @@ def test_fed_gnn_mlp_where_all_have_edges_is_fed_gnn() -> None:
 
 def assert_went_well(outcome: Outcome) -> None:
     assert outcome.figures[:, 0].isfinite().all()
-    assert all(part.isfinite().all() for parts in outcome.learners.values() for part in parts)
+    assert all(part.isfinite().all() for own in outcome.clients.values() for part in own.values())
     assert all(report.rejected == [] for report in outcome.reports)
 
 
@@ -237,8 +237,10 @@ def test_nothing_of_the_graph_learner_leaves_its_client(encoder: str) -> None:
             for record in content.array_records.values():
                 shapes.update(tuple(array.shape) for array in record.values())
         if message.metadata.message_type != "query":  # nobody has learnt anything yet
-            parts = learners_of(cohort_of(context), own).values()
-            learned.extend(part.numpy().ravel() for mine in parts for part in mine)
+            for one in cohort_of(context):
+                state = one.module.state_dict()
+                parts = [state[name] for name in state if name.startswith(LEARNER)]
+                learned.extend(part.clone().flatten().numpy() for part in parts)
         return reply
 
     run(own, app=client_app(own, mods=[spy]), supernodes=3)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from federation import Faults, Federation, at, good
 from flwr.app import Array, Context
-from graph_helpers import Outcome
-from relay_helpers import FEATURES, assigned, small_graph, strategy_for
+from graph_helpers import FEATURES, Outcome, small_graph
+from relay_helpers import assigned, strategy_for
 from safetensors.torch import load
 from torch import Tensor
 from torch_geometric.data import Data

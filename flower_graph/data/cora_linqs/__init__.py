@@ -10,8 +10,7 @@ from importlib import resources
 import numpy as np
 import torch
 
-from flower_graph.data.graph import Graph, to_undirected
-from flower_graph.data.splits import masks_from
+from flower_graph.data.graph import Graph, masks_from, to_undirected
 from flower_graph.wire.keys import ROLES
 
 FILE = "cora.npz.json"  # an npz as text: a Flower App Bundle takes no npz, whatever its rules

@@ -45,10 +45,13 @@ from flower_graph.data.features import (
 )
 from flower_graph.data.graph import (
     PARTS,
+    ROLE_WORDS,
     ClientGraph,
     Graph,
+    check_roles,
     joined_edges,
     node_numbers,
+    stratified_split,
     to_undirected,
 )
 from flower_graph.data.partition.client_graphs import (
@@ -74,7 +77,6 @@ from flower_graph.data.sources.names import (
     table_in,
 )
 from flower_graph.data.sources.tables import CLIENT, names_clients
-from flower_graph.data.splits import ROLE_WORDS, check_roles, stratified_split
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 

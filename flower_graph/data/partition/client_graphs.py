@@ -26,7 +26,6 @@ from flower_graph.config.partition import (
     METIS_OVERLAPPING,
     OVERLAPPING,
     PER_CLIENT,
-    PartitionSection,
 )
 from flower_graph.config.rules import FRACTION, RATIOS, at_least, require
 from flower_graph.config.schema import check_settings
@@ -35,11 +34,14 @@ from flower_graph.data.features import CHANGES, Treatment
 from flower_graph.data.graph import (
     ClientGraph,
     WholeGraph,
+    check_roles,
+    cut_by_shares,
+    labelled_split,
     neighbours_of,
+    stratified_split,
     take_rows,
 )
 from flower_graph.data.graph import cut_out as cut_out
-from flower_graph.data.splits import check_roles, cut_by_shares, labelled_split, stratified_split
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import SortedEdges, values_at
 from flower_graph.rng import derive_seed, generator
@@ -48,8 +50,9 @@ from flower_graph.rng import derive_seed, generator
 WITH_COMMON_ROLES = (METIS_OVERLAPPING, OVERLAPPING)
 
 
+# Any, here and below: the section `partition` of a method, with the keys of its way to cut
 def partition_graph(
-    data: WholeGraph, partition: PartitionSection, graphless_ratio: float, seed: int
+    data: WholeGraph, partition: Any, graphless_ratio: float, seed: int
 ) -> list[ClientGraph]:
     """Divide a graph among clients, split their nodes, and remove the edges of some clients.
 
@@ -89,18 +92,6 @@ def partition_graph(
     return graphs
 
 
-# Any, here and below: the section `partition` of a method
-def partition_egos(data: WholeGraph, partition: Any, seed: int) -> list[ClientGraph]:
-    """Sample egos, and make and split their ego-networks.
-
-    The whole graph's own masks play no part. ``seed``, of the run, stands in for ``partition.seed``
-    None. ``ConfigError`` if a setting is impossible, ``DataError`` if it is for this graph.
-    """
-    seed, neighbours = checked_seed(partition, seed), neighbours_of(data)
-    cut = cut_out(data, sample_egos(neighbours, partition, seed), neighbours)
-    return split_egos(cut, data.y, partition, seed)
-
-
 def overlapping_graphs(data: WholeGraph, partition: Any, seed: int) -> list[ClientGraph]:
     """Cut a graph into clients that share their public nodes.
 
@@ -129,9 +120,7 @@ def checked_seed(partition: Any, seed: int) -> int:
     return seed if partition.seed is None else int(partition.seed)
 
 
-def parts_of(
-    y: Tensor, neighbours: SortedEdges, partition: PartitionSection, seed: int
-) -> list[Tensor]:
+def parts_of(y: Tensor, neighbours: SortedEdges, partition: Any, seed: int) -> list[Tensor]:
     """Return the nodes of each client, ascending, by the section's method."""
     clients, method = partition.clients, partition.method
     if method == EGO_NETWORKS:

@@ -33,18 +33,21 @@ from flower_graph.ops.links import common_neighbours, ends, undirected
 from flower_graph.storage.reading import Tree
 
 
-class PartitionStatistics(NamedTuple):
+class Description(NamedTuple):
     """Figures by name, and for each distribution the count of each whole number."""
 
-    figures: dict[str, float]
+    figures: Tree  # numbers; of one graph, ``classes`` has the number of nodes of each class
     distributions: dict[str, dict[int, int]]
-    # Nodes of each class, of each client; none where a client is a node
-    classes: list[list[int]] = []  # noqa: RUF012  nobody changes it
+    # Of clients' graphs: nodes of each class, of each client
+    classes: Sequence[list[int]] = ()
+    # Of one graph: what was done to the data, and what makes results poor or hard to interpret
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
 def client_statistics(
     graphs: Sequence[ClientGraph], whole: WholeGraph | None = None
-) -> PartitionStatistics:
+) -> Description:
     """Describe clients with graphs: sizes, roles, overlap, cut edges and public nodes.
 
     Edges are those of all clients that have or hide some. ``whole`` is the graph that the clients
@@ -83,7 +86,7 @@ def client_statistics(
         "clients-without-training": clients - owner[masks["train"]].unique().numel(),
         **{f"{role}-per-client": int(mask.sum()) / clients for role, mask in masks.items()},
     }
-    found = PartitionStatistics(
+    found = Description(
         figures, {f"{name} per client": counts(size) for name, size in per_client.items()}, classes
     )
     numbers: Tensor | None = None  # of nodes, the same at all clients
@@ -137,12 +140,12 @@ def client_statistics(
     return found
 
 
-def node_statistics(data: Graph) -> PartitionStatistics:
+def node_statistics(data: Graph) -> Description:
     """Describe a graph whose every node is a client: neighbours, features in use, split."""
     nodes, edges = data.y.numel(), data.edge_index.size(1) // 2
     neighbours = torch.bincount(data.edge_index[0], minlength=nodes)
     masks = joined_masks([data])
-    return PartitionStatistics(
+    return Description(
         figures={
             "clients": nodes,
             "edges": edges,
@@ -228,16 +231,7 @@ SOME_EDGES = 2000  # that are looked at for common neighbours
 LEAST = 100  # nodes below which accuracies are coarse
 
 
-class Survey(NamedTuple):
-    """The figures and warnings of one graph."""
-
-    figures: Tree  # numbers; ``classes`` has the number of nodes of each class
-    distributions: dict[str, dict[int, int]]  # the count of each whole number, by name
-    notes: list[str]  # what was done to the data
-    warnings: list[str]  # problems that make results poor or hard to interpret
-
-
-def survey(config: RunConfig) -> Survey:
+def survey(config: RunConfig) -> Description:
     """Read the data that a config names, and describe them, with untreated features.
 
     Labels that are no classes are described as numbers, even if the run is to learn classes.
@@ -256,7 +250,7 @@ def survey(config: RunConfig) -> Survey:
         return survey_graph(read(how._replace(targets=True)))
 
 
-def survey_graph(graph: Graph) -> Survey:
+def survey_graph(graph: Graph) -> Description:
     """Describe a graph; ``DataError`` if it is too large for dense features."""
     if graph.x.layout != torch.strided:
         raise DataError(f"data.nodes = {graph.num_nodes}: too many for dense features")
@@ -312,7 +306,7 @@ def survey_graph(graph: Graph) -> Survey:
         alike = torch.bincount(source[both], weights=same.double(), minlength=n)
         percent = (100 * alike[around > 0] / around[around > 0]).round().long()
         distributions["neighbours of its own class (%)"] = counts(percent)
-    return Survey(figures, distributions, list(graph.notes), list(_warnings(figures, graph.x)))
+    return Description(figures, distributions, (), graph.notes, _warnings(figures, graph.x))
 
 
 def is_heterophilous(figures: Tree) -> bool:
@@ -336,7 +330,7 @@ def component_sizes(edge_index: Tensor, n: int) -> Tensor:
         label = lower
 
 
-def lines(survey: Survey) -> list[str]:
+def lines(survey: Description) -> list[str]:
     """Describe the survey in a few lines."""
     f, parts = survey.figures, "all connected"
     none = "1 node has none" if f["isolated"] == 1 else f"{f['isolated']:,} nodes have none"

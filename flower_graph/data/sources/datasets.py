@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from flower_graph.config.common import AS_IS, DataConfig, RunConfig
 from flower_graph.data.cora_linqs import load_cora_linqs
@@ -40,7 +41,7 @@ from flower_graph.data.description import (
     with_edges,
 )
 from flower_graph.data.features import PLAIN, ReadOptions, prepare_features
-from flower_graph.data.graph import PARTS, Graph, Masks, fits_dense
+from flower_graph.data.graph import PARTS, Graph, Masks, fits_dense, labelled_split, masks_from
 from flower_graph.data.sources.generators import csbm, csbm_sparse
 from flower_graph.data.sources.names import (
     CSBM,
@@ -63,20 +64,14 @@ from flower_graph.data.sources.names import (
     table_in,
 )
 from flower_graph.data.sources.tables import CLIENT, read_graphml, read_node_link, read_tables
-from flower_graph.data.splits import (
-    geom_gcn_split,
-    labelled_split,
-    masks_from,
-    random_split,
-    select_column,
-)
 from flower_graph.errors import DataError
 from flower_graph.handed import handed_over
 from flower_graph.rng import generator
 from flower_graph.storage.files import data_root
-from flower_graph.storage.formats import UnpicklingError, load_saved
+from flower_graph.storage.formats import UnpicklingError, load_saved, read_arrays
 from flower_graph.storage.reading import Tree, reading
 from flower_graph.storage.writing import written
+from flower_graph.wire.keys import ROLES
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, InMemoryDataset
@@ -95,6 +90,7 @@ T = TypeVar("T")
 DRAWN = (0.6, 0.2, 0.2)  # shares of a split that nobody asked for
 FOLDS = 10  # splits that geom-gcn published for each set
 SPLIT_FOLDER = "geom-gcn-splits"
+ADVICE = "set data.ratios=[0.6,0.2,0.2]"
 # Classes with splits of geom-gcn; masks of all but the first are these
 GEOM_GCN_CLASSES = ("Planetoid", "WikipediaNetwork", "Actor", "WebKB")
 # Sections that decide the clients' data, beside the seed (as `run_folder.deciding_settings`)
@@ -216,6 +212,64 @@ def _read(config: DataConfig, seed: int, how: ReadOptions) -> Graph:
         return load_pyg(known, root=folder, options={"split": geom_gcn})
     except DataError as error:
         raise DataError(f"the data root has no {file}, and PyG has none either: {error}") from error
+
+
+def random_split(
+    y: Tensor,
+    num_classes: int,
+    *,
+    train_per_class: int,
+    num_val: int,
+    num_test: int,
+    generator: torch.Generator,
+) -> Masks:
+    """Draw a fixed number of training nodes of each class, then the rest by count.
+
+    ``y`` is the class of each node, below 0 without a label, and then in no part; classes without
+    any node are passed over. ``DataError`` if a class, or the rest after the training nodes, has
+    too few nodes.
+    """
+    classes = []
+    for label in range(num_classes):
+        members = (y == label).nonzero().flatten()
+        if 0 < members.numel() < train_per_class:
+            why = f"class {label} has {members.numel()}; {ADVICE}"
+            raise DataError(f"data.train_per_class = {train_per_class}: {why}")
+        order = torch.randperm(members.numel(), generator=generator)
+        classes.append(members[order[:train_per_class]])
+    chosen, is_left = torch.cat(classes), y >= 0
+    is_left[chosen] = False
+    rest = is_left.nonzero().flatten()
+    if (left := rest.numel()) < (wanted := num_val + num_test):
+        raise DataError(f"data.num_val + data.num_test = {wanted}: {left} left; {ADVICE}")
+    rest = rest[torch.randperm(rest.numel(), generator=generator)]
+    return masks_from(y.numel(), [chosen, rest[:num_val], rest[num_val : num_val + num_test]])
+
+
+def select_column(masks: Masks, seed: int) -> Masks:
+    """Choose one split where a data set has several.
+
+    Masks ``[n]`` stay as they are; of masks ``[n, k]`` the column ``seed % k``.
+    """
+    columns = {mask.size(1) for mask in masks if mask.dim() == 2}
+    if len(columns) > 1:
+        raise DataError(f"masks have different numbers of splits: {sorted(columns)}")
+    return Masks(*((m[:, seed % m.size(1)] if m.dim() == 2 else m).bool() for m in masks))
+
+
+def geom_gcn_split(path: Path, num_nodes: int) -> Masks:
+    """Read one split file of geom-gcn, an npz; some of them leave nodes out.
+
+    ``DataError`` if it cannot be read or does not fit the graph.
+    """
+    why = "cannot be read: it is damaged or no npz file; copy it again"
+    with reading(f"split file {path}", DataError, why):
+        masks = read_arrays(path)
+        arrays = [masks[f"{part}_mask"] for part in ROLES]
+    for array in arrays:
+        if array.shape != (num_nodes,):
+            raise DataError(f"split file {path} has masks {array.shape}, not ({num_nodes},)")
+    return Masks(*(torch.from_numpy(array.astype(bool)) for array in arrays))
 
 
 _made: dict[object, Any] = {}  # two runs', whose clients a method may ask for as read, as checked
