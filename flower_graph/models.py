@@ -123,12 +123,12 @@ class SplitGAT(nn.Module):
         """Return logits ``[n, c]`` from latent vectors ``x`` ``[n, L h]``, head by head."""
         n = x.shape[0]
         graph = self._graph(edge_index, n)
-        rate = self.dropout if self.training else 0.0
-        x = functional.dropout(x, rate).view(n, self.heads, -1)
-        x = attend(x, self.source_1, self.target_1, graph, dropout=rate)
-        x = functional.dropout(functional.elu(x.reshape(n, -1) + self.bias_1), rate)
+        drop = partial(functional.dropout, p=self.dropout, training=self.training)
+        x = drop(x).view(n, self.heads, -1)
+        x = attend(x, self.source_1, self.target_1, graph, drop=drop)
+        x = drop(functional.elu(x.reshape(n, -1) + self.bias_1))
         x = self.linear(x).view(n, 1, -1)
-        x = attend(x, self.source_2, self.target_2, graph, dropout=rate)
+        x = attend(x, self.source_2, self.target_2, graph, drop=drop)
         return x.view(n, -1) + self.bias_2
 
 

@@ -92,8 +92,7 @@ def forget_run(run_id: int) -> None:
 class CohortState(Generic[T]):
     """Keeps an object and its tensors between messages, and writes and reads its checkpoints.
 
-    ``make`` returns the object that works on tensors, and the tensors. ``collect`` writes the
-    object's changes into the tensors, unless the object works on them in place. A checkpoint has
+    ``make`` returns the object that works on tensors in place, and the tensors. A checkpoint has
     the clients' ``numbers`` too. Without ``copies``, for millions of users, a failed message loses
     what is not in a file.
     """
@@ -111,13 +110,12 @@ class CohortState(Generic[T]):
         folder: Path | None,
         make: Make[T],
         *,
-        collect: Callable[[T, Tensors], None] | None = None,
         copies: bool = True,
     ) -> None:
         self._context, self._name = context, name
         self._key = (context.run_id, context.node_id)
         self._numbers = torch.as_tensor(numbers, dtype=torch.int64)
-        self._make, self._collect, self._copies = make, collect, copies
+        self._make, self._copies = make, copies
         self._own, self._shared, self._sealed = own_place(context), folder, state_key(context)
         # A SuperNode that is started anew may have another id; without a folder its state is gone.
         node = f"node-{context.node_id}" if self._own is None else node_name(context)
@@ -140,8 +138,6 @@ class CohortState(Generic[T]):
         self.live.version = 0
         try:
             yield live
-            if self._collect is not None:
-                self._collect(live, tensors)
         except BaseException:
             if self._copies and self.version:  # so that the client can take part again
                 # The object may hold more state than tensors

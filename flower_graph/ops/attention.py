@@ -6,6 +6,7 @@ need only ``x'`` and the graph (nFedGNN, appendix D; Velickovic et al., 2018, eq
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -90,9 +91,12 @@ def attend(
     attention_target: Tensor,
     graph: AttentionGraph,
     *,
-    dropout: float = 0.0,
+    drop: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Sum the neighbours' vectors, weighted by attention, for each head."""
+    """Sum the neighbours' vectors, weighted by attention, for each head.
+
+    ``drop`` is the dropout of the weights ``[e, heads]``, which are in the order of the edges.
+    """
     # ``e_ij = LeakyReLU(a_target . x_i + a_source . x_j)``, ``alpha_ij = softmax_j(e_ij)``, ``out_i
     # = sum_j alpha_ij x_j``.
     # x [n, heads, h], attention_source, attention_target [heads, h]
@@ -100,5 +104,5 @@ def attend(
     from_target = (x * attention_target).sum(-1)
     score = from_source.index_select(0, graph.source) + from_target.index_select(0, graph.target)
     alpha = edge_softmax(torch.nn.functional.leaky_relu(score, SLOPE), graph)
-    alpha = torch.nn.functional.dropout(alpha, dropout, training=dropout > 0)
+    alpha = alpha if drop is None else drop(alpha)
     return _WeightedSum.apply(alpha, x.contiguous(), graph)  # type: ignore[no-any-return, no-untyped-call]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,13 +13,13 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from flower_graph.client.state import CohortState, Tensors, forms_of
 from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
-from flower_graph.ops.counts import Counts
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Embeddings, Predictions, SavedModels, Snapshot
 from flower_graph.rng import derive_seed
@@ -47,7 +48,7 @@ from flower_graph.strategies.ppfl.messages import (
     claim_parts,
     find_slots,
 )
-from flower_graph.strategies.ppfl.modules import PublicGAT
+from flower_graph.strategies.ppfl.modules import Asked
 from flower_graph.wire.arrays import Answer, Config, Parameters, decode_array
 from flower_graph.wire.counts import added, counts_size
 from flower_graph.wire.fields import Resume
@@ -77,7 +78,19 @@ class EmbeddingModel(Protocol):
         """Return the embeddings of all nodes of the client, ``[n, d]``."""
 
 
-Models = dict[int, EmbeddingModel]
+class EmbeddingModels(Protocol):
+    """The embedding models of a SuperNode's clients."""
+
+    tensors: Tensors  # what lasts between rounds; training changes it in place
+
+    def train(self, asked: Asked, server_round: int) -> dict[int, float]:
+        """Train some clients for one round; return the loss of each."""
+
+    def outputs(self, clients: Sequence[int]) -> Mapping[int, tuple[FloatArray, Tensor | None]]:
+        """Return embeddings ``[n, d]`` of all nodes of some clients, and any logits ``[n, k]``."""
+
+    def saved(self) -> list[SavedModels]:
+        """Return the modules to save after the run, if the models are any."""
 
 
 @dataclass(frozen=True)
@@ -142,24 +155,45 @@ def public_rows(nodes: IntArray, public: IntArray) -> IntArray:
     return order[np.searchsorted(nodes, public, sorter=order)]
 
 
-def _collect(models: Models, tensors: Tensors) -> None:
-    """Copy the models' ``state_dict``, which may be copies, into the tensors that are kept."""
-    result = _tensors(models)
-    was, now = forms_of(tensors), forms_of(result)
-    if was != now:
-        raise ValueError(
-            f"state_dict: was {was!s:.200}, is {now!s:.200}; names, shapes and types must stay"
-        )
-    for name, value in result.items():
-        tensors[name].copy_(value)
+class SingleModels:
+    """Models of any kind, which train one after the other."""
 
+    def __init__(self, members: Iterable[EmbeddingClient], tensors: Tensors | None = None) -> None:
+        self._models = {member.number: member.build() for member in members}
+        if tensors is None:
+            tensors = {name: value.detach().clone() for name, value in self._states().items()}
+        else:
+            for number, model in self._models.items():
+                if load := getattr(model, "load_state_dict", None):
+                    own = {n: v.clone() for n, v in tensors.items() if n.startswith(f"{number}.")}
+                    load({name.partition(".")[2]: value for name, value in own.items()})
+        self.tensors = tensors
 
-def _tensors(models: Models) -> Tensors:
-    return {
-        f"{number}.{name}": value
-        for number, model in models.items()
-        for name, value in getattr(model, "state_dict", dict)().items()
-    }
+    def train(self, asked: Asked, server_round: int) -> dict[int, float]:
+        each = asked.items()
+        losses = {c: float(self._models[c].learn(*given, server_round)) for c, given in each}
+        result = self._states()
+        was, now = forms_of(self.tensors), forms_of(result)
+        if was != now:
+            raise ValueError(
+                f"state_dict: was {was!s:.200}, is {now!s:.200}; names, shapes and types must stay"
+            )
+        for name, value in result.items():  # which may be copies
+            self.tensors[name].copy_(value)
+        return losses
+
+    def outputs(self, clients: Sequence[int]) -> dict[int, tuple[FloatArray, None]]:
+        return {one: (np.asarray(self._models[one].embed(), np.float32), None) for one in clients}
+
+    def saved(self) -> list[SavedModels]:
+        return []
+
+    def _states(self) -> Tensors:
+        return {
+            f"{number}.{name}": value
+            for number, model in self._models.items()
+            for name, value in getattr(model, "state_dict", dict)().items()
+        }
 
 
 class PublicNodeClient(NumPyClient):
@@ -171,6 +205,9 @@ class PublicNodeClient(NumPyClient):
         The ClientApp's context, which keeps the models' state.
     members : sequence of EmbeddingClient
         The clients.
+    models : callable, optional
+        Makes their models of what lasted, or of ``None`` before the first round. By default each
+        client makes its own, and they train one by one.
     save_to : Path, optional
         Folder for the embeddings after the last iteration, a file for each client.
     checkpoint_dir : Path, optional
@@ -184,6 +221,7 @@ class PublicNodeClient(NumPyClient):
         context: Context,
         members: Sequence[EmbeddingClient],
         *,
+        models: Callable[[Tensors | None], EmbeddingModels] | None = None,
         save_to: Path | None = None,
         checkpoint_dir: Path | None = None,
         outputs: ClientOutputs | None = None,
@@ -195,8 +233,9 @@ class PublicNodeClient(NumPyClient):
         self.public = {number: member.public for number, member in self.members.items()}
         self._save_to = save_to
         self.outputs = outputs or ClientOutputs(context)
+        self._make = models or partial(SingleModels, members)
         places = "public-node-client", numbers, checkpoint_dir
-        self._state = CohortState[Models](context, *places, self._made, collect=_collect)
+        self._state = CohortState[EmbeddingModels](context, *places, self._made)
 
     def get_properties(self, config: Config) -> Config:
         if config.get(CHECKPOINT, False):
@@ -228,14 +267,10 @@ class PublicNodeClient(NumPyClient):
         return self._state.restore(resume)
 
     def snapshot(self) -> Snapshot:
-        models = self._state.look()
-        placed, predictions, saved = [], [], []
-        for number, member in self.members.items():
-            model, judge, named = models[number], member.judge, member.nodes
-            embeddings, logits = np.asarray(model.embed(), np.float32), None
-            if isinstance(model, PublicGAT):
-                logits = model.logits()
-                saved.append(model.saved())
+        models, placed, predictions = self._state.look(), [], []
+        for number, (embeddings, logits) in models.outputs([*self.members]).items():
+            member = self.members[number]
+            judge, named = member.judge, member.nodes
             if isinstance(judge, GraphJudge):
                 named = judge.named
                 if np.isfinite(embeddings).all():
@@ -243,27 +278,29 @@ class PublicNodeClient(NumPyClient):
             client = np.full(member.nodes.size, number)
             placed.append(Embeddings(client, named, member.nodes, member.is_public, embeddings))
         joined = Predictions.join(predictions) if predictions else None
-        return Snapshot(joined, SavedModels.join(saved), Embeddings.join(placed))
+        return Snapshot(joined, models.saved(), Embeddings.join(placed))
 
     def round(self, request: PublicRequest) -> PublicReply:
-        reply, embedded = PublicReply(request, [], [], []), dict[int, FloatArray]()
-        judged, counts = list[Mapping[str, float]](), list[Counts]()
+        reply, judged, counts = PublicReply(request, [], [], []), list[Mapping[str, float]](), []
+        targets = dict(zip(request.clients, request.targets, strict=True))
+        for client, means in targets.items():
+            asked = self.members[client].rows.size, self.members[client].dimension
+            if means is not None and (means.shape != asked or not np.isfinite(means).all()):
+                why = f"means {means.shape}: finite ones of {asked} are allowed"
+                raise ValueError(f"client {client}: {why}")
         with self._state.opened(follows=request.follows) as models:
-            for client, targets in zip(request.clients, request.targets, strict=True):
-                member, model = self.members[client], models[client]
-                who, asked = f"client {client}", (member.rows.size, member.dimension)
-                if targets is not None and (
-                    targets.shape != asked or not np.isfinite(targets).all()
-                ):
-                    why = f"finite ones of {asked} are allowed"
-                    raise ValueError(f"{who}: means {targets.shape}: {why}")
-                reply.loss.append(float(model.learn(member.rows, targets, request.server_round)))
-                rows, shape = np.asarray(model.embed(), np.float32), (member.nodes.size, asked[1])
-                if rows.shape != shape:
-                    raise ValueError(f"{who}: its model embeds as {rows.shape}, expected {shape}")
-                embedded[client], shared, judge = rows, rows[member.rows], member.judge
-                reply.disagreement.append(disagreement(shared, targets))
-                is_finite = bool(np.isfinite(rows).all())
+            given = {client: (self.members[client].rows, targets[client]) for client in targets}
+            losses = models.train(given, request.server_round)
+            outputs = models.outputs(request.clients)
+            embedded = {client: outputs[client][0] for client in request.clients}
+            for client in request.clients:
+                member, rows = self.members[client], embedded[client]
+                if rows.shape != (shape := (member.nodes.size, member.dimension)):
+                    why = f"its model embeds as {rows.shape}, expected {shape}"
+                    raise ValueError(f"client {client}: {why}")
+                shared, judge, is_finite = rows[member.rows], member.judge, np.isfinite(rows).all()
+                reply.loss.append(losses[client])
+                reply.disagreement.append(disagreement(shared, targets[client]))
                 reply.embeddings.append(shared if is_finite else None)
                 if not is_finite:
                     reply.left_out[client], judge = NOT_FINITE, None
@@ -289,15 +326,9 @@ class PublicNodeClient(NumPyClient):
         )
         return reply
 
-    def _made(self, tensors: Tensors | None) -> tuple[Models, Tensors]:
-        models = {number: member.build() for number, member in self.members.items()}
-        if tensors is None:
-            return models, {name: t.detach().clone() for name, t in _tensors(models).items()}
-        for number, model in models.items():
-            if load := getattr(model, "load_state_dict", None):
-                own = {n: v.clone() for n, v in tensors.items() if n.startswith(f"{number}.")}
-                load({name.partition(".")[2]: value for name, value in own.items()})
-        return models, tensors
+    def _made(self, tensors: Tensors | None) -> tuple[EmbeddingModels, Tensors]:
+        models = self._make(tensors)
+        return models, models.tensors
 
 
 def disagreement(embeddings: FloatArray, targets: FloatArray | None) -> float:
@@ -325,8 +356,8 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
     least_holders : int
         Least number of SuperNodes that hold a summed node, if the server is not trusted.
     **where
-        ``save_to``, ``checkpoint_dir`` and ``outputs`` as of ``PublicNodeClient``; checkpoints
-        have the rotations too, and never keys.
+        ``models``, ``save_to``, ``checkpoint_dir`` and ``outputs`` as of ``PublicNodeClient``;
+        checkpoints have the rotations too, and never keys.
     """
 
     def __init__(
@@ -444,7 +475,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             return None
         target: FloatArray = (mean @ turn.T).astype(np.float32)
         if (missing := ~mean.any(1)).any():
-            local = self._state.look()[client].embed()[self.members[client].rows]
+            local = self._state.look().outputs([client])[client][0][self.members[client].rows]
             target[missing] = local[missing]
         return target
 

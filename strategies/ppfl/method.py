@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context
 
@@ -28,8 +28,9 @@ from flower_graph.strategies.ppfl.cohort_client import (
     PublicNodeClient,
     SecureConsensusClient,
 )
-from flower_graph.strategies.ppfl.config import APP, LOCAL, PPFLConfig, require_gensim
+from flower_graph.strategies.ppfl.config import APP, GAT, LOCAL, PPFLConfig, require_gensim
 from flower_graph.strategies.ppfl.evaluation import JUDGED, MLP, SVC, GraphJudge, check_labels
+from flower_graph.strategies.ppfl.modules import GATCohort
 from flower_graph.strategies.ppfl.newcomer import EMBEDDERS, join_graph
 from flower_graph.strategies.ppfl.strategy import (
     LocalEmbedding,
@@ -78,7 +79,9 @@ class PPFL(GraphMethod[PPFLConfig, ProcrustesAlignment]):
         classes = self.num_classes(config, folder)
         names = class_names(self, config, folder)
         members = [make_member(graph, config, classes, names) for graph in here]
-        where = client_folders(context, out)
+        where: dict[str, Any] = client_folders(context, out)
+        if config.model.name == GAT:
+            where["models"] = partial(GATCohort, here, config, classes)
         if out is not None:
             where["save_to"] = out / "embeddings"
         if not config.masks_sums:

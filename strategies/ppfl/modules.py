@@ -1,4 +1,4 @@
-"""The GAT of PPFL-GNN, as a run saves it, and its training with a pull towards the public means.
+"""The GAT of PPFL-GNN, and its training with a pull towards the public means.
 
 The hidden layer is the embedding. The server aligns its public rows and returns the aligned means;
 the loss is cross-entropy plus cosine distance to these targets (PPFL-GNN, equations 5 to 9).
@@ -8,46 +8,118 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils import parameters_to_vector
 
-from flower_graph.engine.cohort import check_sizes, feature_rows
-from flower_graph.ops.adam import Rates, adam_rows_
+from flower_graph.engine.cohort import (
+    Cohort,
+    GraphOnDevice,
+    Learner,
+    Tensors,
+    check_sizes,
+    first_tensors,
+    placed_on,
+)
+from flower_graph.ops.adam import Adam
 from flower_graph.ops.attention import AttentionGraph, attend, attention_graph
-from flower_graph.ops.dropout import turn_of, with_dropout
-from flower_graph.ops.graph import propagate
+from flower_graph.ops.dropout import kept_of, turn_of, with_dropout
+from flower_graph.ops.graph import Adjacency, propagate
+from flower_graph.ops.grouped import group_sizes, grouped_add, grouped_linear
 from flower_graph.outputs.build import HEADS, SHARE, WIDTH, built_with, form_of
 from flower_graph.outputs.files import SavedModels
-from flower_graph.rng import generator, seeded
+from flower_graph.rng import derive_seed, generator
 
 if TYPE_CHECKING:
     from flower_graph.data.graph import ClientGraph
     from flower_graph.strategies.ppfl.config import PPFLConfig
 
-FIRST = "hidden.linear"  # the weights that a client has for the features that it sees
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+# Of clients: the rows [p] of their public nodes, and the means [p, d] to which these are pulled
+Asked = Mapping[int, tuple[Integers, Floats | None]]
+FIRST = "hidden.linear"  # of which clients keep the rows of their features
 
 
-class Attention(nn.Module):
-    """A layer of attention; its linear map is applied outside."""
+class Drops(NamedTuple):
+    """The dropout of a step; each client draws its rows from a stream of its own."""
+
+    rate: float
+    streams: list[torch.Generator | None]  # None: PyTorch's global one
+
+    def rows(self, x: Tensor, ptr: list[int]) -> Tensor:
+        """Drop numbers of ``x``, of which the clients' rows have the bounds ``ptr``."""
+        if not self.rate:
+            return x
+        kept = torch.empty_like(x, dtype=torch.bool)
+        for rows, stream in zip(kept.split(group_sizes(ptr)), self.streams, strict=True):
+            rows.bernoulli_(1 - self.rate, generator=stream)
+        return kept_of(x, kept, self.rate)
+
+
+NONE = Drops(0.0, [])
+
+
+class Batch(NamedTuple):
+    """The graph of a group, or of one client, for attention."""
+
+    edges: AttentionGraph
+    ptr: list[int]  # c + 1 bounds of the clients' nodes
+    edge_ptr: list[int]  # and of their edges, with loops
+    entry_ptr: list[int]  # and of the entries of sparse features
+    turn: Tensor  # of sparse features (``turn_of``)
+
+    @classmethod
+    def of(cls, x: Tensor | Adjacency, edge_index: Tensor, ptr: list[int]) -> Batch:
+        edges, at = (
+            attention_graph(edge_index, ptr[-1]),
+            torch.tensor(ptr, device=edge_index.device),
+        )
+        edge_ptr = edges.ptr[at].tolist()
+        if isinstance(x, Tensor):
+            return cls(edges, ptr, edge_ptr, [], at)
+        return cls(edges, ptr, edge_ptr, x.matrix.crow_indices()[at].tolist(), turn_of(x))
+
+
+class Attention(nn.ParameterDict):
+    """A layer of attention, of one client or of a group."""
+
+    __call__ = nn.Module.__call__  # which ``nn.ParameterDict`` refuses
 
     def __init__(self, wide: int, narrow: int, heads: int) -> None:
         super().__init__()
-        half = torch.zeros(heads, narrow // heads)
-        self.linear = nn.Parameter(torch.zeros(wide, narrow))
-        self.source, self.target = nn.Parameter(half), nn.Parameter(half.clone())
-        self.bias = nn.Parameter(torch.zeros(narrow))
+        self.shape = wide, heads, narrow // heads
+        self["linear"] = torch.zeros(wide, narrow)
+        self["source"] = torch.zeros(heads, narrow // heads)
+        self["target"] = torch.zeros(heads, narrow // heads)
+        self["bias"] = torch.zeros(narrow)
 
-    def forward(self, mapped: Tensor, edges: AttentionGraph, dropout: float) -> Tensor:
-        z = mapped.view(-1, *self.source.shape)
-        return attend(z, self.source, self.target, edges, dropout=dropout).flatten(1) + self.bias
+    def forward(self, x: Tensor | Adjacency, batch: Batch, drops: Drops) -> Tensor:
+        wide, heads, half = self.shape
+        if isinstance(x, Adjacency):  # of a group: features have a column for each active row
+            if drops.rate:
+                kept = drops.rows(torch.ones_like(x.matrix.values()), batch.entry_ptr)
+                x = with_dropout(x, batch.turn, kept)
+            mapped = propagate(x, self["linear"])
+        else:
+            linear = self["linear"].reshape(-1, wide, heads * half)
+            mapped = grouped_linear(drops.rows(x, batch.ptr), linear, None, batch.ptr)
+        source, target, bias = (
+            self[name].reshape(-1, heads * half) for name in ("source", "target", "bias")
+        )
+        none = torch.zeros_like(mapped)  # so that each node gets the row of its client
+        ends = (grouped_add(none, end, batch.ptr).view(-1, heads, half) for end in (source, target))
+        z, drop = mapped.view(-1, heads, half), partial(drops.rows, ptr=batch.edge_ptr)
+        found = attend(z, next(ends), next(ends), batch.edges, drop=drop).flatten(1)
+        return grouped_add(found, bias, batch.ptr)
 
 
 @built_with(features=WIDTH, dimension=WIDTH, classes=WIDTH, heads=HEADS, dropout=SHARE)
@@ -72,138 +144,173 @@ class GAT(nn.Module):
         self.hidden = Attention(features, dimension, heads)
         self.output = Attention(dimension, classes, 1)
 
-    @property
-    def rate(self) -> float:
-        """The dropout of the current mode."""
-        return self.dropout if self.training else 0.0
-
     def embed(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Return embeddings ``[n, d]`` from features ``[n, f]`` and edges ``[2, e]``."""
-        mapped = functional.dropout(x, self.rate) @ self.hidden.linear
-        return self.embed_mapped(mapped, attention_graph(edge_index, len(x)))
+        return self.hidden_of(x, Batch.of(x, edge_index, [0, len(x)]), self._drops)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Return logits ``[n, k]`` from features ``[n, f]`` and edges ``[2, e]``."""
-        return self.classify(self.embed(x, edge_index), attention_graph(edge_index, len(x)))
-
-    def embed_mapped(self, mapped: Tensor, edges: AttentionGraph) -> Tensor:
-        """Return embeddings ``[n, d]`` from features that the linear map was applied to."""
-        return functional.elu(self.hidden(mapped, edges, self.rate))
-
-    def classify(self, embeddings: Tensor, edges: AttentionGraph) -> Tensor:
-        """Return logits ``[n, k]`` from embeddings ``[n, d]``."""
-        mapped = functional.dropout(embeddings, self.rate) @ self.output.linear
-        logits: Tensor = self.output(mapped, edges, self.rate)
+        batch, drops = Batch.of(x, edge_index, [0, len(x)]), self._drops
+        logits: Tensor = self.output(self.hidden_of(x, batch, drops), batch, drops)
         return logits
 
+    def hidden_of(self, x: Tensor | Adjacency, batch: Batch, drops: Drops) -> Tensor:
+        return functional.elu(self.hidden(x, batch, drops))
 
-class PublicGAT(nn.Module):
-    """A client's GAT as an embedding model: it learns from labels and from aligned means."""
+    @property
+    def _drops(self) -> Drops:
+        return Drops(self.dropout if self.training else 0.0, [None])
 
-    # Weights and draws depend on the seed, the client and the round alone. Computes where the
-    # graph's features are.
 
-    exp_avg: Tensor  # Adam's moments, and its count of steps
-    exp_avg_sq: Tensor
-    step: Tensor
+class GATCohort(Cohort):
+    """The GATs of a SuperNode's clients, which train as one group where the graphs' features are.
+
+    Parameters
+    ----------
+    graphs : sequence of ClientGraph
+        The clients' graphs.
+    config : PPFLConfig
+        The run's settings.
+    classes : int
+        The run's number of classes.
+    tensors : dict, optional
+        What lasts between rounds; by default that of new clients.
+    """
+
+    # Weights and draws depend on the seed, the client and the round alone.
+
+    def __init__(
+        self,
+        graphs: Sequence[ClientGraph],
+        config: PPFLConfig,
+        classes: int,
+        tensors: Tensors | None = None,
+    ) -> None:
+        self.settings, self._seed = config.gat, config.seed
+        features, device, placed = graphs[0].x.shape[1], graphs[0].x.device, []
+        for graph in graphs:
+            check_sizes(graph, features, classes)
+            known = graph.train_mask & (graph.labels >= 0)
+            if not known.any():
+                raise ValueError(f"client {graph.client}: no training node has a label")
+            learnt = replace(graph, y=graph.labels, train_mask=known)
+            placed.append(placed_on(learnt, device, is_dense=False))
+        widths, gat = (features, config.model.dimension, classes), config.gat
+        self.make = partial(GAT, *widths, heads=gat.heads, dropout=gat.dropout)
+        module, is_new = self.make().eval(), tensors is None
+        if tensors is None:
+            x = [graph.x.cpu() for graph in graphs]
+            tensors = first_tensors(module, x, (FIRST,), keeps_moments=True)
+        # Adam counts steps on the CPU
+        tensors = {n: t if n.endswith("/step") else t.to(device) for n, t in tensors.items()}
+        super().__init__(
+            module.to(device),
+            placed,
+            tensors,
+            lambda made: Adam(
+                made.parameters(), lr=gat.learning_rate, weight_decay=gat.weight_decay
+            ),
+            is_grouped=True,
+            by_rows=(FIRST,),
+        )
+        if is_new:
+            self._draw()
+
+    def train(self, asked: Asked, server_round: int) -> dict[int, float]:
+        """Train clients for a round; return the cross-entropy before the last step of each."""
+        with self.learners([*asked]) as (group,):
+            graph, (module, batch) = group.graph, _ready(group)
+            drops = Drops(self.settings.dropout, [])
+            for client in asked if drops.rate else ():
+                seed = derive_seed(self._seed, "gat-dropout", client, server_round)
+                drops.streams.append(torch.Generator(graph.y.device).manual_seed(seed))
+            train = graph.masks["train"].nonzero()[:, 0]
+            y, parts = graph.y[train], _parts(graph, train)
+            rows, targets = _pulled(graph, asked if self.settings.beta else {})
+            pull, losses = self.settings.beta * _parts(graph, rows), parts
+            for _ in range(self.settings.epochs):
+                hidden = module.hidden_of(graph.x, batch, drops)
+                logits = module.output(hidden, batch, drops).index_select(0, train)
+                losses = functional.cross_entropy(logits, y, reduction="none") * parts
+                loss = losses.sum()
+                if rows.numel():
+                    near = functional.cosine_similarity(hidden.index_select(0, rows), targets)
+                    loss = loss + ((1 - near) * pull).sum()  # equation 9
+                group.optimiser.zero_grad()
+                loss.backward()
+                group.optimiser.step()
+            total = parts.new_zeros(len(asked)).index_add_(0, graph.owner[train], losses.detach())
+        return dict(zip(asked, total.tolist(), strict=True))
+
+    def outputs(self, clients: Sequence[int]) -> dict[int, tuple[Floats, Tensor]]:
+        """Return embeddings ``[n, d]`` and logits ``[n, k]`` of all nodes of some clients."""
+        with torch.no_grad(), self.learners(clients) as (group,):
+            module, batch = _ready(group)
+            hidden = module.hidden_of(group.graph.x, batch, NONE)
+            logits = module.output(hidden, batch, NONE)
+        parts = (one.cpu().split(group_sizes(batch.ptr)) for one in (hidden, logits))
+        return {c: (z.numpy(), own) for c, z, own in zip(clients, *parts, strict=True)}
+
+    def saved(self) -> list[SavedModels]:
+        forms = [form_of(one.module, self.make, one.graph.client) for one in self]
+        return SavedModels.join(forms)
+
+    @torch.no_grad()
+    def _draw(self) -> None:
+        """Draw the first weights as GAT's authors do; a bias is 0."""
+        wholes, ptr = self.module.state_dict(), self.rows.ptr
+        for place, client in enumerate(self.clients):
+            rng = generator(self._seed, "gat", client)
+            for name, whole in wholes.items():
+                rows = slice(ptr[place], ptr[place + 1]) if name == FIRST else place
+                own = self.tensors[name][rows]
+                # Only the bound of the first matrix depends on all features: rows of features that
+                # the client does not have would not change its output.
+                bound = sqrt(6 / sum(whole.shape)) if own.dim() == 2 else 0.0
+                own.copy_((2 * torch.rand(own.shape, generator=rng) - 1).mul_(bound))
+
+
+def _ready(group: Learner) -> tuple[GAT, Batch]:
+    """Return a group's module, and its graph for attention, which is made once."""
+    module, graph = group.module, group.graph
+    assert isinstance(module, GAT)
+    if "_batch" not in module.__dict__:
+        module.__dict__["_batch"] = Batch.of(graph.x, graph.edge_index, graph.ptr)
+    return module, module.__dict__["_batch"]
+
+
+def _parts(graph: GraphOnDevice, rows: Tensor) -> Tensor:
+    """Return of each of some nodes its part of a mean over those of its client."""
+    owner = graph.owner[rows]
+    return 1 / torch.bincount(owner, minlength=1)[owner]
+
+
+def _pulled(graph: GraphOnDevice, asked: Asked) -> tuple[Tensor, Tensor]:
+    """Return the rows that are pulled, ``[p]``, and their targets, ``[p, d]``."""
+    each = [(asked[c], start) for c, start in zip(asked, graph.ptr, strict=False)]
+    parts = [(rows + start, targets) for (rows, targets), start in each if targets is not None]
+    rows, targets = map(np.concatenate, zip(*parts, strict=True)) if parts else np.empty((2, 0))
+    device = graph.y.device
+    return torch.from_numpy(rows).long().to(device), torch.from_numpy(targets).float().to(device)
+
+
+class PublicGAT(GATCohort):
+    """One client's GAT as an embedding model."""
 
     def __init__(self, graph: ClientGraph, config: PPFLConfig, classes: int) -> None:
-        super().__init__()
-        features, dimension = graph.x.shape[1], config.model.dimension
-        check_sizes(graph, features, classes)
-        self.settings, self._seed = config.gat, config.seed
-        self._client, self._device = graph.client, graph.x.device
-        self._train = (graph.train_mask & (graph.labels >= 0)).nonzero()[:, 0]
-        if not self._train.numel():
-            raise ValueError(f"client {graph.client}: no training node has a label; 1 is needed")
-        self._y = graph.labels[self._train]
-        x, occurring = feature_rows([graph.x.cpu()])
-        self._x, self._turn = x.to(self._device), turn_of(x).to(self._device)
-        self._feature = occurring.feature.to(
-            self._device
-        )  # [r] the features that occur: of others it has no weights
-        self._edges = attention_graph(graph.edges, len(graph.x))
-        more: dict[str, Any] = {"heads": config.gat.heads, "dropout": config.gat.dropout}
-        self._whole = partial(GAT, features, dimension, classes, **more)
-        self.module = GAT(self._feature.numel(), dimension, classes, **more).eval()
-        rng = generator(config.seed, "gat", graph.client)
-        named = dict(self.module.named_parameters())
-        drawn = [_glorot(*one, features, rng) for one in named.items()]
-        # In one column, of which the parameters are parts, so that a step of Adam is one call
-        self._weight = torch.cat(drawn)[:, None].to(self._device)
-        parts = self._weight.split([one.numel() for one in drawn])
-        for (name, like), part in zip(named.items(), parts, strict=True):
-            layer, _, own = name.partition(".")
-            setattr(self.module.get_submodule(layer), own, nn.Parameter(part.view(like.shape)))
-        self.register_buffer("exp_avg", torch.zeros_like(self._weight))
-        self.register_buffer("exp_avg_sq", torch.zeros_like(self._weight))
-        self.register_buffer("step", torch.zeros(1, dtype=torch.int64))
+        super().__init__([graph], config, classes)
 
-    def learn(
-        self, rows: NDArray[np.int64], targets: NDArray[np.float32] | None, server_round: int
-    ) -> float:
-        # rows [p], targets [p, d]
-        aligned = None
-        if targets is not None and len(rows) and self.settings.beta:  # without, the pull is free
-            places = torch.as_tensor(rows, device=self._device)
-            aligned = places, torch.as_tensor(targets, dtype=torch.float32, device=self._device)
-        loss = self._weight.new_zeros(())
-        self.module.train()
-        with seeded(self._device, self._seed, "gat-dropout", self._client, server_round):
-            for _ in range(self.settings.epochs):
-                loss = self._epoch(aligned)
-        self.module.eval()
-        return float(loss)
+    def learn(self, rows: Integers, targets: Floats | None, server_round: int) -> float:
+        (loss,) = self.train({self.clients[0]: (rows, targets)}, server_round).values()
+        return loss
 
-    def embed(self) -> NDArray[np.float32]:
-        with torch.no_grad():
-            return self._hidden().cpu().numpy()
+    def embed(self) -> Floats:
+        return self.outputs(self.clients)[self.clients[0]][0]
 
-    def logits(self) -> Tensor:
-        with torch.no_grad():
-            return self.module.classify(self._hidden(), self._edges)
+    def state_dict(self) -> Tensors:
+        return self.tensors
 
-    def saved(self) -> SavedModels:
-        module, own = self._whole(), {n: one.cpu() for n, one in self.module.state_dict().items()}
-        own[FIRST] = module.hidden.linear.detach().index_copy(0, self._feature.cpu(), own[FIRST])
-        module.load_state_dict(own)
-        return form_of(module, self._whole, self._client)
-
-    def _hidden(self) -> Tensor:
-        x = self._x
-        if rate := self.module.rate:
-            kept = functional.dropout(torch.ones_like(x.matrix.values()), rate)
-            x = with_dropout(x, self._turn, kept)
-        return self.module.embed_mapped(propagate(x, self.module.hidden.linear), self._edges)
-
-    def _epoch(self, aligned: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Take one step of Adam; return the cross-entropy before it."""
-        settings, hidden = self.settings, self._hidden()
-        logits = self.module.classify(hidden, self._edges)
-        cross_entropy = functional.cross_entropy(logits.index_select(0, self._train), self._y)
-        loss = cross_entropy
-        if aligned is not None:
-            places, targets = aligned
-            cosine = functional.cosine_similarity(hidden.index_select(0, places), targets, dim=1)
-            loss = cross_entropy + settings.beta * (1 - cosine.mean())  # equation 9
-        gradients = torch.autograd.grad(loss, [*self.module.parameters()])
-        self.step += 1
-        adam_rows_(
-            self._weight,
-            self.exp_avg,
-            self.exp_avg_sq,
-            parameters_to_vector(gradients)[:, None],
-            self.step,
-            [0, len(self._weight)],
-            Rates(settings.learning_rate, settings.weight_decay),
-        )
-        return cross_entropy.detach()
-
-
-def _glorot(name: str, like: Tensor, features: int, rng: torch.Generator) -> Tensor:
-    """Draw a parameter as GAT's authors do, in one row; a bias is 0."""
-    # Only the bound of the first matrix depends on all ``features``: rows of features that the
-    # client does not have would not change its output.
-    ends = (features, like.shape[1]) if name == FIRST else like.shape
-    bound = sqrt(6 / sum(ends)) if like.dim() == 2 else 0.0
-    return (2 * torch.rand(like.shape, generator=rng) - 1).mul_(bound).view(-1)
+    @torch.no_grad()
+    def load_state_dict(self, state: Tensors) -> None:
+        for name, tensor in state.items():
+            self.tensors[name].copy_(tensor)

@@ -11,7 +11,6 @@ from flower_graph.apps.reproduce.runs import curves_of, steps_of
 from flower_graph.apps.run import simulate_whole
 from flower_graph.method.registry import known_apps
 from flower_graph.ops.adam import Adam
-from flower_graph.strategies.ppfl.modules import PublicGAT
 
 COUNTED = (
     *("fedscem, minus", "fedscem", "fedscem, batches", "fedscem, self-training"),
@@ -34,8 +33,7 @@ def test_clients_take_the_steps_that_their_method_states(
 
         return counted
 
-    owner, step = ((PublicGAT, "_epoch"), (Adam, "step"))[name != "gat"]
-    monkeypatch.setattr(owner, step, counting(getattr(owner, step)))
+    monkeypatch.setattr(Adam, "step", counting(Adam.step))
     several = () if name == "gat" else ("strategy.local_epochs=3",)
     config = ALL[name].load("rounds=2", *several)
     whole, stated = simulate_whole(config), steps_of(config)

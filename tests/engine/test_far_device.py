@@ -101,7 +101,8 @@ def common_layer(device: Place) -> tuple[Step, Reply]:
 
 
 def attention(device: Place) -> tuple[Step, Reply]:
-    model = PublicGAT(placed(make_client(), device), GAT, 3)
+    still = dataclasses.replace(GAT, gat=dataclasses.replace(GAT.gat, dropout=0.0))
+    model = PublicGAT(placed(make_client(), device), still, 3)
     return (
         lambda: (model.learn(ROWS, make_targets(), 1), None)[1],
         lambda: [torch.from_numpy(model.embed())],
@@ -122,14 +123,15 @@ READS = {
     # Losses, which go to the report, and sizes that depend on who has answered
     "relay_server": {f"{SERVER}:{f}" for f in ("gradients", "receive", "graph", "entropy")},
     "egos": {f"{EGOS}:_contrast_losses"},  # how many shared nodes each client has
-    "attention": {"strategies/ppfl/modules.py:learn"},  # the loss, which is replied
+    # Losses, which are replied, and once the bounds of clients' edges
+    "attention": {f"strategies/ppfl/modules.py:{f}" for f in ("train", "of")},
 }
 COPIES = {
     "egos": {f"{EGOS}:_contrast"},  # losses, which are replied
     "common_layer": {"flower_graph/rng.py:chances"},  # what users drop is drawn on the host
 }
 REPLIES = {
-    "attention": {"strategies/ppfl/modules.py:embed"},
+    "attention": {"strategies/ppfl/modules.py:outputs"},
 }
 
 

@@ -1,10 +1,13 @@
 """Attention without its linear map against PyG's ``GATConv`` whose map is the identity."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional
 from torch_geometric.nn import GATConv
 
 from flower_graph.ops.attention import attend, attention_graph, edge_softmax
@@ -68,7 +71,7 @@ def attend_to_all(n: int, seed: int) -> tuple[Tensor, Tensor]:
     x = torch.eye(n)[:, None, :].requires_grad_()
     zeros = torch.zeros(1, n)
     with seeded(torch.device("cpu"), seed, "test"):
-        return attend(x, zeros, zeros, graph, dropout=0.25)[:, 0], x
+        return attend(x, zeros, zeros, graph, drop=partial(functional.dropout, p=0.25))[:, 0], x
 
 
 def test_dropout_drops_coefficients_and_scales_the_rest():

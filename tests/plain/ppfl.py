@@ -32,12 +32,10 @@ class PlainGAT(nn.Module):
         self.adam = torch.optim.Adam(self.parameters(), lr=rate, weight_decay=decay, fused=True)
 
     @torch.no_grad()
-    def take_over(self, weights: Mapping[str, Tensor], features: Tensor) -> None:
-        """Start from weights by name, of which the first layer has some features alone."""
+    def take_over(self, weights: Mapping[str, Tensor]) -> None:
+        """Start from weights by name."""
         for layer, name in ((self.first, "hidden"), (self.second, "output")):
-            layer.lin.weight.zero_()
-            places = features if name == "hidden" else slice(None)
-            layer.lin.weight[:, places] = weights[f"{name}.linear"].T
+            layer.lin.weight.copy_(weights[f"{name}.linear"].T)
             layer.att_src.copy_(weights[f"{name}.source"][None])
             layer.att_dst.copy_(weights[f"{name}.target"][None])
             layer.bias.copy_(weights[f"{name}.bias"])

@@ -23,7 +23,7 @@ def plain_gats(graphs: Any, config: Any, classes: int) -> dict[int, Member]:
         own = make_member(graph, config, classes)
         engine: Any = own.build()
         model = PlainGAT(graph, config.model.dimension, classes, config.gat)
-        model.take_over(dict(engine.module.named_parameters()), engine._feature)
+        model.take_over(engine.alone(graph.client).module.state_dict())
         members[graph.client] = Member(model, own.nodes, own.rows)
     return members
 
