@@ -1,7 +1,5 @@
 """``flower_graph.run``: the command ``flower-graph run`` for Python."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 

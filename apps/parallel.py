@@ -1,7 +1,5 @@
 """Many runs on all cores: single-threaded processes, and settings that tell runs apart."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

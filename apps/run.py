@@ -1,7 +1,5 @@
 """Runs a config on the in-process engine."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

@@ -6,8 +6,6 @@ For identities the measurement runs from the first message to the published slot
 secure sum: tables are added up in the clear. In the verified form every SuperNode is a party.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

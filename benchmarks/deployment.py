@@ -4,8 +4,6 @@ All bytes between SuperNodes and SuperLink pass a forwarder that counts them.
 Run alone: ``python -m benchmarks.deployment [--quick]``.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -5,8 +5,6 @@ device after the other. Without a GPU it runs on the CPU only and says so. Dropo
 the two devices draw different random numbers, and nothing is masked.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -5,8 +5,6 @@ of every round. The loops use what makes them faster: ``GCNConv(cached=True)`` n
 once, and a client keeps its optimiser. There are no messages, no masks and no checks in a loop.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

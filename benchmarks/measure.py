@@ -1,7 +1,5 @@
 """Tools of all benchmarks: tables, fits, the machine, and parts that run on their own."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

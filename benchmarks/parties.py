@@ -3,8 +3,6 @@
 Benchmarks and tests play the same: messages are handed over as they are.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path

@@ -7,8 +7,6 @@ checkouts can be compared, whatever their code. Every case is run in turns: this
 checkout, the plain loop, each in a process of its own.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

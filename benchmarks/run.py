@@ -4,8 +4,6 @@
 ``--against CHECKOUT`` measures that checkout's rounds and starts in turn with this one's.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -9,8 +9,6 @@ size in this process, ``--form file`` or ``summed`` with few users asked. 10^7 u
 GiB of memory and some GB on the disk where temporary files are.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

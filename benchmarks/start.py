@@ -8,8 +8,6 @@ command to the end of round 1, beside an app that imports only Flower, asks each
 reply and ends.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 python -m benchmarks.sums [--quick]
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -6,8 +6,6 @@ Adds the connection ``my-deployment`` (or ``--name``) to ``config.toml`` in Flow
 ``~/.flwr`` unless ``FLWR_HOME`` names another; an entry of the same name is replaced.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -10,8 +10,6 @@ key on its own machine; only ``FILE.pub`` leaves it. ``check`` tells whether cer
 can be used; the scripts that start processes ask it first.
 """
 
-from __future__ import annotations
-
 import argparse
 import ipaddress
 import os

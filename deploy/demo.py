@@ -7,8 +7,6 @@ same seed. At the end, after an error and after Ctrl-C, all processes are ended 
 removed.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

@@ -4,8 +4,6 @@ The processes talk over the loopback interface as over a network: with TLS and r
 demo, the tests and the benchmark start it.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

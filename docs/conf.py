@@ -5,8 +5,6 @@ that code declares are filled in (``generate.py``), and links out of this folder
 the repository, or words where its address is not known.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -5,8 +5,6 @@ A page's prose is written by hand. Its tables stand between ``<!-- generated: NA
 repository.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import inspect

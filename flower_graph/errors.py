@@ -1,7 +1,5 @@
 """Named errors. Each says what was given and what is allowed."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 E = TypeVar("E", bound=Exception)

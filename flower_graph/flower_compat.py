@@ -8,8 +8,6 @@ first, and a comment above each group what to do if a later version moves it.
 
 # ruff: noqa: E501, F401, I001  one name a line with its version, in groups
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

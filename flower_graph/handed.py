@@ -4,8 +4,6 @@ Each thing has a name that contains everything it depends on in a run. A process
 over reads no file for it, so the file need not be on its machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar, cast

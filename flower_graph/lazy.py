@@ -4,8 +4,6 @@ A package imports its public names under ``TYPE_CHECKING`` alone. Importing the 
 its modules, then loads nothing else.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Callable

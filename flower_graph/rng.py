@@ -1,7 +1,5 @@
 """Random numbers that depend only on their purpose: (seed, purpose, client, round)."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -8,8 +8,6 @@ and messages to unknown nodes are not sent. Clients run one after another, and a
 interrupt a client.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import itertools

@@ -15,8 +15,6 @@ The two models have no parameter in common, so that one step on the sum of 2 and
 each. At ``lambda = 0`` clients train alone; the paper chooses of 0.05, 0.1, 0.2, 1 and 2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ Networks from Decentralized Data", AISTATS 2017. Round ``t``:
 The paper steps by SGD. Adam's moments stay with the client, unless ``strategy.optimiser: reset``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from flower_graph.config.module import ModuleRunConfig, TrainingSection

@@ -25,8 +25,6 @@ paper's tables have GAMLP and others. Settings of the paper's program: ``L = 5``
 threshold are chosen for each data set (citeseer 20 and 0.60, pubmed 13 and 0.65).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -14,8 +14,6 @@ training nodes. Every client has a network of its own. Round ``t``:
 A class that none of the asked clients has gets no prototype. The network is the two-layer GCN.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -14,8 +14,6 @@ At ``mu = 0`` that is FedAvg. The paper chooses ``mu`` of 0.001, 0.01, 0.1 and 1
 set. It draws clients by size and weighs them alike; here a client's weight is its size.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

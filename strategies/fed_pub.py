@@ -25,8 +25,6 @@ clients, one epoch a round, 100 rounds, Adam at 0.01 with weight decay 1e-6, hid
 Without masks (``strategy.masks: false``) a row of a table is named "no masks".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass

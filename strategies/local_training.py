@@ -8,8 +8,6 @@ Round ``t``:
 All clients begin with the same first weights, drawn by the run's seed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from flower_graph.config.module import ModuleRunConfig, TrainingSection

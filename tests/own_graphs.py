@@ -4,8 +4,6 @@ Of the other four edges tell nothing, and features all or nothing: no method can
 logistic regression on features, or than a guess.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A process without Flower and Ray."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

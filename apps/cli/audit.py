@@ -3,8 +3,6 @@
 The command runs a config with a recording grid and attacks the record as a curious server would.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import shlex

@@ -1,7 +1,5 @@
 """The command ``flower-graph check``: a description of a graph, and a trial of each method."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The commands ``flower-graph compare`` and ``report``: finished runs beside each other."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

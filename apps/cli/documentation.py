@@ -4,8 +4,6 @@ A page of the site is opened in the browser. Without a site the page's source is
 tables that are generated from code.
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import re

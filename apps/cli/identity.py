@@ -1,7 +1,5 @@
 """The commands ``flower-graph identity`` and ``registry``: the SuperNodes of secure sums."""
 
-from __future__ import annotations
-
 import argparse
 
 from flower_graph.apps.cli.say import say

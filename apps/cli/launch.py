@@ -5,8 +5,6 @@ more. Here all of them get a private home folder, private ports and a private te
 They are found by the home folder in their environment, and ended by their process ids.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -4,8 +4,6 @@ Heavy imports (torch, flwr, matplotlib) wait until a command needs them, so that
 refusals of settings are immediate.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

@@ -1,7 +1,5 @@
 """The command ``flower-graph new-method``: a method to start from, with its test."""
 
-from __future__ import annotations
-
 import argparse
 import keyword
 import sys

@@ -1,7 +1,5 @@
 """The commands ``flower-graph list``, ``show`` and ``completion``."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The command ``flower-graph predict``: predictions of a finished run, also for new nodes."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import logging

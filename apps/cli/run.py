@@ -1,7 +1,5 @@
 """The command ``flower-graph run``: one run, or one for each seed, and its summary."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -1,7 +1,5 @@
 """Printing for all commands: names of data and classes may have control characters."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """``flower-graph reproduce``: runs a paper's tables, and puts its numbers beside ours."""
 
-from __future__ import annotations
-
 import argparse
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence

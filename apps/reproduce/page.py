@@ -1,7 +1,5 @@
 """Rows of a paper's tables with the paper's figures; ``table.md``, ``choices.md``, pictures."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence

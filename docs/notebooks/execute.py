@@ -6,8 +6,6 @@ The sources are Markdown of jupytext's. A notebook runs in an empty folder; what
 machine or of time is not kept.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

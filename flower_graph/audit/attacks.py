@@ -1,7 +1,5 @@
 """The audit's interface to a method, and a grid that records every message as a server sees it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar

@@ -5,8 +5,6 @@ vector counts as opened if the secrets under which it travelled were put togethe
 which its client committed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

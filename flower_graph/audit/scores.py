@@ -1,7 +1,5 @@
 """An attack's success, compared with a guess; means over seeds, as JSON and as a table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

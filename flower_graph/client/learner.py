@@ -1,7 +1,5 @@
 """What the clients of a ``ModuleClient`` learn: classes of nodes, numbers of nodes, or links."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A client that trains any torch module on its graph, for strategies that average weights."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence

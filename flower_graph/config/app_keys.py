@@ -1,7 +1,5 @@
 """Run-config keys of this project's Flower apps; starting an app imports no more than these."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 # Keys of Flower's own apps, and their settings; "" means "as in the config".

@@ -1,7 +1,5 @@
 """Settings that every method has, and sections that several share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

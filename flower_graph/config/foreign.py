@@ -6,8 +6,6 @@ file (``--app FILE``), and those that the process has imported already. Any othe
 in the whole folder, and its import is announced first.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

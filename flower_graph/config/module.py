@@ -1,7 +1,5 @@
 """Sections of methods whose clients train a torch module on a graph of their own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

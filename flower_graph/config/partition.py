@@ -1,7 +1,5 @@
 """Ways to cut one graph into clients: the keys of each way, and a section with the keys of all."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import ClassVar
 

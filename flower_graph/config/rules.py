@@ -4,8 +4,6 @@ A schema names them in its fields (``flower_graph.config.schema``); a constructo
 rule. An error names key, value, what is allowed and, for words, the nearest.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

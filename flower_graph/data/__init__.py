@@ -3,8 +3,6 @@
 PyTorch Geometric is imported only when a data set that needs it is built.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from flower_graph.lazy import attach

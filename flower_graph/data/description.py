@@ -8,8 +8,6 @@ Constructors check their data and convert nothing. Clients are built anew for ev
 graphs that passed are remembered, as long as they exist and no tensor of them is written into.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re

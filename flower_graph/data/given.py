@@ -1,7 +1,5 @@
 """Saves graphs, passed to ``fg.run`` as ``data.name``, in files that a run can read."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Properties of this machine: device, memory, threads and processor."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import platform

@@ -5,8 +5,6 @@ cohort. Step ``s`` of all clients is one tensor program; a client with fewer bat
 skips the last steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple

@@ -6,8 +6,6 @@ key ``app`` chooses the method. Keys and values that are unknown, of the wrong t
 are refused here, before data are read or a client is asked.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Methods whose clients train torch modules on their own graphs, combined by a server."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

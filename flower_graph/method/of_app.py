@@ -1,7 +1,5 @@
 """The run config of a Flower app."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """One page of HTML about runs, with its pictures inside; it needs no script and no other file."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

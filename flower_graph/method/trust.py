@@ -1,7 +1,5 @@
 """Settings of methods whose clients may distrust the server."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 ``torch.optim.Adam`` imports PyTorch's compiler, which takes longer than many a run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ The users hold the map ``x'_i = W_i x_i``; scores, softmax and the weighted sum 
 need only ``x'`` and the graph (nFedGNN, appendix D; Velickovic et al., 2018, equations 1 to 4).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

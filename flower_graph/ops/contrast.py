@@ -10,8 +10,6 @@ including ``z~_j``. Clients are never compared with each other. A large client's
 computed block by block.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

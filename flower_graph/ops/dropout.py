@@ -4,8 +4,6 @@ On a CPU PyTorch keeps a float32 matrix for the backward pass of each dropout; t
 or nothing, a number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

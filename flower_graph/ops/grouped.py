@@ -5,8 +5,6 @@ to the largest group would cost more than the loop: ego-networks differ in size 
 hundred.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise

@@ -4,8 +4,6 @@ An undirected edge is a pair ``(u, v)`` with ``u < v``. In sums and sets it is t
 ``u n + v``, so that pairs can be sorted and looked up.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Multinomial logistic regression, full-batch, by L-BFGS, with PyTorch alone."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import torch

@@ -4,8 +4,6 @@ A generated neighbour has one edge, to its parent. In a mended graph the real no
 the generated ones.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Averages of several clients' weights, one for each client, by the clients' similarity."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ Each client's embeddings are in a space of its own. A mean is in each client's s
 reference space for all (generalised Procrustes).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 

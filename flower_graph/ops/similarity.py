@@ -4,8 +4,6 @@ Vectors of nodes are dense or sparse. No array here has the size nodes x nodes o
 a pair's similarity is a product of two rows, and its gradient another.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -4,8 +4,6 @@ A run's folder may come from anybody. Of this package's classes only those that 
 ``built_with`` are built from its files, and only with arguments of the declared types and bounds.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -1,7 +1,5 @@
 """Clients' measurements, round by round; the tables made from them, and how clients differ."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

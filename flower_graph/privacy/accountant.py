@@ -7,8 +7,6 @@ differential privacy; a client counts as asked in every round, and no amplificat
 claimed. The log and the reports of a run have the budget.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from functools import lru_cache

@@ -9,8 +9,6 @@ That strategy skips a round in which one client fails, and its noise is for the 
 that were asked; here the noise fits the clients that are really in the mean.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -14,8 +14,6 @@ NumPy draws the noise, as in Flower. The operating system seeds its generator af
 draw: the server knows the run's seed, and must not know the noise.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Each client's outcome in a round: it answered, failed or was left out, and why."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Warnings of a run: a repeated warning is shown a few times, then counted."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections import Counter

@@ -3,8 +3,6 @@
 Figures are drawn without pyplot: no window system is touched and no global state is left behind.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import textwrap

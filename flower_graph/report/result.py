@@ -1,7 +1,5 @@
 """The figures of one run, and of several runs together, as data and as text."""
 
-from __future__ import annotations
-
 import math
 import platform
 import statistics

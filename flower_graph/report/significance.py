@@ -1,7 +1,5 @@
 """Means over seeds, paired tests of differences, and their correction for multiple testing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev

@@ -1,7 +1,5 @@
 """Trackers: TensorBoard, MLflow, and Weights & Biases. Their failures do not reach the run."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

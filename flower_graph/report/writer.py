@@ -1,7 +1,5 @@
 """The files of a run: one line for each round, and in the end a result, curves and weights."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

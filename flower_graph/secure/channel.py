@@ -5,8 +5,6 @@ authenticates the same again. A packet of another run, round, sender or receiver
 does a changed packet.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import struct

@@ -1,7 +1,5 @@
 """The clients' half of secure sums over Flower messages, with or without a trusted server."""
 
-from __future__ import annotations
-
 import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence

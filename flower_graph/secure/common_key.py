@@ -8,8 +8,6 @@ which a SuperNode passes the key has it.
 The pads and checks of relayed sums (``relayed.py``) come from the same key.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import struct

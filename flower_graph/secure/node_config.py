@@ -3,8 +3,6 @@
 A light module: a node config is read without the code of sums and alignments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

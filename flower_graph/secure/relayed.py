@@ -21,8 +21,6 @@ tries changes learns nothing of the sum, however often; one trial of a step is t
 pad`` are zeros. Words have guard bits there, which are zeros too, and so have sums of words.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass
 

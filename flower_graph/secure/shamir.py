@@ -5,8 +5,6 @@ A secret is the constant term of a random polynomial of degree ``threshold - 1``
 every secret equally likely.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence

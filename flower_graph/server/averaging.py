@@ -12,8 +12,6 @@ All clients measure a round's model and save their state. Then the server report
 completes the checkpoint if all clients have saved.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 import math

@@ -5,8 +5,6 @@ number to a SuperNode; node ids and the order of answers play no part. A method 
 questions to newcomers subclasses `Membership`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain, repeat

@@ -5,8 +5,6 @@ A round calls `gather` (wait, enrol newcomers), `draw` if only some clients take
 clients of each SuperNode (`members`), the exchange with its byte ledger, and the checkpoints.
 """
 
-from __future__ import annotations
-
 import logging
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

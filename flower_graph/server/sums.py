@@ -6,8 +6,6 @@ two exchanges: masked vectors, then shares, and the second also prepares the nex
 here are of clients, whichever SuperNode takes part for them.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 None of them runs code. The sizes that a file claims are checked before anything is unpacked.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import math

@@ -5,8 +5,6 @@ into the reader's own. ``storage.formats`` checks archives and heads of tensors 
 allocated for their claims.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -3,8 +3,6 @@
 The file is sparse: numbers that nobody has written are zero, and take no room on the disk.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -6,8 +6,6 @@ changed in place must be regular, the user's own, and have no second name. ``nam
 links: a person who names a folder may do so through one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -7,8 +7,6 @@ as a view. Data from another party is checked first: serialisation, shape, type 
 which can run code, is refused in both directions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from io import BytesIO

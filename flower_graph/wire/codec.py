@@ -15,8 +15,6 @@ letter sets its size, and all others must have the same. The comment describes t
 its own consistency in ``check``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass, replace

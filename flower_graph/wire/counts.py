@@ -1,7 +1,5 @@
 """Counts of predictions, exact and in one row for all clients, if a run asks for them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce

@@ -10,8 +10,6 @@ client may raise an error, count twice or speak for another node. Ids of unanswe
 kept for a while, so that a late reply is recognised, drained from the grid and refused.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -5,8 +5,6 @@ names its key. Numbers that must arrive unchanged are sent as bytes, because mod
 arrays.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

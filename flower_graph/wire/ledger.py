@@ -6,8 +6,6 @@ headers, keys and metrics, bad replies too; the exchange counts it. Both are cum
 checkpoint saves and restores them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from typing import TypedDict

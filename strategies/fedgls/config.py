@@ -1,7 +1,5 @@
 """Settings of FedGLS and its baselines: one community per client; some have no edges."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple

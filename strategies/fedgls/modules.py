@@ -9,8 +9,6 @@ learner (phi) turns features into a graph by ``flower_graph.ops.graph_learner``.
 This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise

@@ -31,8 +31,6 @@ the hidden layer of the server's last model), Local-GNN_k (``local-gnn-knn``), F
 other graphs. FedProto is ``fed_proto.py`` on these clients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Attacks on FedSCem: find which client holds which node, and which clients share nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The ego-network clients of one SuperNode: FedSCem's with their secrets, and the baselines'."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator, Sequence

@@ -7,8 +7,6 @@ same result up to the rounding of sums.
 This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

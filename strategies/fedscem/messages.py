@@ -9,8 +9,6 @@ shortened. If a client's other numbers do not fit, the client is left out, never
 Entries of the secure sum and of the alignment travel in the same messages under keys of their own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import math

@@ -1,7 +1,5 @@
 """The model of an ego-network as a PyTorch module: what the baselines train and every run saves."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from flower_graph.models import GCN

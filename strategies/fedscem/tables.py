@@ -4,8 +4,6 @@ The central reference is the same model, trained on the whole graph in one place
 client's time and memory in a round, by the size of its ego-network (FedSCem, Figure 8).
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

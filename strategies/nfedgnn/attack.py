@@ -16,8 +16,6 @@ same ``W``. A factorisation of all vectors into features and weights is no use t
 factor tells which feature is which word.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar

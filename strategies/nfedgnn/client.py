@@ -10,8 +10,6 @@ SuperNode that does not trust the server never steps with a changed sum: from it
 server would know how the layer moved, and so, by the next latent vectors, each user's features.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import struct

@@ -1,7 +1,5 @@
 """Settings of nFedGNN: one node per client."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

@@ -3,8 +3,6 @@
 Each is the module that was trained. It needs PyTorch, not Flower.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

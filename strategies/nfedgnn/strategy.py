@@ -50,8 +50,6 @@ must stay until it is opened; otherwise nobody steps. With a registry the SuperN
 the server: public keys are signed, and each sum ends in checks that show any change.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 import math

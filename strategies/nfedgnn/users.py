@@ -8,8 +8,6 @@ any module. ``CommonLayer`` is one layer for all users.
 This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Attacks on PPFL-GNN: find edges between public nodes, and the owners of private nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

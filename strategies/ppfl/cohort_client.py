@@ -1,7 +1,5 @@
 """The PPFL-GNN clients of one SuperNode, kept from message to message."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

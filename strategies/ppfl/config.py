@@ -1,7 +1,5 @@
 """Settings of PPFL-GNN: clients whose graphs overlap, and the alignment of their embeddings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

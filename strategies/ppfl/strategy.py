@@ -39,8 +39,6 @@ Steps 2 and 3 are ``PublicNodeClient``'s. Its model is any ``EmbeddingModel``: s
 nodes and can take targets.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import Counter, defaultdict

@@ -5,8 +5,6 @@ descends on ``L_nc``, on ``L_nc + mu L_ct`` or on ``mu L_ct`` alone. ``run`` is 
 each variant and with models shared or not, and ``run_baseline`` FedAvg, FedProx or training alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

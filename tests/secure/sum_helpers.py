@@ -1,7 +1,5 @@
 """Sums between hosts and a server, trusted or not; a test loses messages, or lies on the way."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection
 from dataclasses import replace

@@ -3,8 +3,6 @@
 It imports neither PyTorch nor the engine: Flower starts a process for every message.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 

@@ -9,8 +9,6 @@ reserve no CPU: Flower's actors hold all CPUs, and wait while a worker answers. 
 Ray restarts its workers elsewhere with empty memory.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

@@ -10,8 +10,6 @@ What goes over the socket are the bytes of Flower's protobuf messages. Nothing i
 process that sends a message imports neither PyTorch nor the engine.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

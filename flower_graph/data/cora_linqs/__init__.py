@@ -1,7 +1,5 @@
 """Cora as LINQS published it, bundled with the package; see README.md in this folder."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -6,8 +6,6 @@ clients hold 40 % of the nodes in common, chosen at random, by degree or by a gr
 each alone.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -3,8 +3,6 @@
 ``docs/partition.md`` says what each figure of clients means.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

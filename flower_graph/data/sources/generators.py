@@ -7,8 +7,6 @@ range: with probability ``signal`` the one that its class prefers, else any. So 
 and sorted by construction, and no array has the size nodes x features.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

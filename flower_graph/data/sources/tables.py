@@ -4,8 +4,6 @@ All have the same columns for a node: its name, label and split, perhaps its cli
 identity; any other column is a feature, and must hold numbers. No code in such files is executed.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import re

@@ -43,8 +43,6 @@ its other cells exposes the next tokens. All words are sums modulo 2^64, so cell
 the way are right again after they are emptied.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

@@ -11,8 +11,6 @@ them, and all blocks have one size. So the server sees how many identities a Sup
 not how many a client has.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from abc import ABC

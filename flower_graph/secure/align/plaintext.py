@@ -5,8 +5,6 @@ Its halves are driven like ``AlignmentServer`` and ``AlignmentClient``, without 
 no slot keys: the server sees the sums of these slots.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -20,8 +20,6 @@ themselves; existing slots keep their places. If a key-holder is lost by then, i
 is lost too, and all start again under the next *epoch*.
 """
 
-from __future__ import annotations
-
 import secrets
 from abc import ABC, abstractmethod
 from collections import Counter

@@ -15,8 +15,6 @@ many zeros at its end as *C* has, and hides all that stands above them: so ``2^g
 server nothing.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

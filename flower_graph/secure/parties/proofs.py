@@ -18,8 +18,6 @@ A point of small order, or one beside the subgroup, is refused everywhere: with 
 less.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Mapping, Sequence

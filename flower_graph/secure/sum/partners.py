@@ -14,8 +14,6 @@ colluders among the k/2 that it has lost: if these were t, the circle could be c
 second place, and two small sums would come out in place of a large one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from functools import lru_cache

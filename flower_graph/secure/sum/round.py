@@ -16,8 +16,6 @@ but it adds vectors up as they come. So the sums of a few parties, by turns, are
 total, to be taken out again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum

@@ -9,8 +9,6 @@ The parties of the protocol are the SuperNodes; the interface is in clients. A p
 number of its clients.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os
