@@ -16,15 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.measure import (
-    ROOT,
-    Table,
-    command_of,
-    environment_of,
-    say,
-    spread,
-    table,
-)
+from benchmarks.measure import ROOT, Table, command_of, environment_of, say, spread, table
 
 WARM_UP = 2  # rounds that are not counted: packing, first touch of memory
 TURNS, THREADS = 3, (1, 2)

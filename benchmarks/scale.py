@@ -22,15 +22,7 @@ from typing import Any
 import torch
 from flwr.app import Context
 
-from benchmarks.measure import (
-    duration,
-    exponent,
-    run_module,
-    say,
-    size,
-    spread,
-    table,
-)
+from benchmarks.measure import duration, exponent, run_module, say, size, spread, table
 from flower_graph import NodeClient, SplitGradientRelay
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.data import Graph, csbm_sparse

@@ -20,12 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.measure import ROOT, command_of, environment_of, say, spread, table
-from flower_graph.apps.cli.launch import (
-    clean_up,
-    engine_command,
-    engine_environment,
-    write_app,
-)
+from flower_graph.apps.cli.launch import clean_up, engine_command, engine_environment, write_app
 
 TIMES, SUPERNODES = 7, 2
 # What each is compared with, and what is run

@@ -22,13 +22,7 @@ from typing import Generic, TypeVar
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from flower_graph.errors import (
-    MAX_REASON,
-    MalformedReplyError,
-    NoClientsError,
-    one_line,
-    words_of,
-)
+from flower_graph.errors import MAX_REASON, MalformedReplyError, NoClientsError, one_line, words_of
 from flower_graph.flower_compat import SUPERLINK_NODE_ID, ErrorCode, pull, stamp
 from flower_graph.wire.client_errors import HOW, Failures, Kind, kind_of, no_content
 from flower_graph.wire.ledger import ByteLedger, too_large

@@ -15,13 +15,7 @@ from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief, one_line
-from flower_graph.wire.arrays import (
-    IntArray,
-    each_once,
-    pack_integers,
-    record_of,
-    unpack_integers,
-)
+from flower_graph.wire.arrays import IntArray, each_once, pack_integers, record_of, unpack_integers
 from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing
 from flower_graph.wire.keys import CHECKPOINT, CONFIG, HANDLED, NOT_SAVED, RUN_TOKEN
 

@@ -93,13 +93,7 @@ from flower_graph.wire.counts import counts_size
 from flower_graph.wire.exchange import Replies, reasons_of
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import RUN_TOKEN, SERVER_ROUND, SUMS, TOTAL
-from flower_graph.wire.ledger import (
-    ByteLedger,
-    Traffic,
-    count_bytes,
-    reply_bytes,
-    setup_bytes,
-)
+from flower_graph.wire.ledger import ByteLedger, Traffic, count_bytes, reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
 FINE = 2.0**-20  # step of fixed-point weights: in a round they change by less than embeddings do

@@ -50,11 +50,7 @@ from flower_graph.privacy.local import PrivateRows, client_noise
 from flower_graph.records.rounds import Epoch
 from flower_graph.rng import seeded
 from flower_graph.storage.files import DATA_FOLDER, PARTITION, PARTITIONS
-from flower_graph.strategies.nfedgnn.client import (
-    CommonLayerClient,
-    NodeClient,
-    UsersClient,
-)
+from flower_graph.strategies.nfedgnn.client import CommonLayerClient, NodeClient, UsersClient
 from flower_graph.strategies.nfedgnn.config import (
     APP,
     FILE,

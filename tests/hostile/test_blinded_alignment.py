@@ -14,12 +14,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 
 from flower_graph.errors import AlignmentError
 from flower_graph.secure.align import blinded, server
-from flower_graph.secure.align.blinded import (
-    MAX_CLIENTS,
-    BlindReply,
-    BlindRequest,
-    peel,
-)
+from flower_graph.secure.align.blinded import MAX_CLIENTS, BlindReply, BlindRequest, peel
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.node_config import MOST_BLOCK

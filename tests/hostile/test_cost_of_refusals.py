@@ -23,13 +23,7 @@ from flower_graph import ClientGraph
 from flower_graph.apps.run import run
 from flower_graph.data import as_graph
 from flower_graph.data.description import check_clients, server_graph
-from flower_graph.errors import (
-    ConfigError,
-    DataError,
-    MalformedReplyError,
-    brief,
-    one_line,
-)
+from flower_graph.errors import ConfigError, DataError, MalformedReplyError, brief, one_line
 from flower_graph.method import load_config, method_of
 from flower_graph.server.averaging import Wanted, check_replies
 from flower_graph.server.membership import Membership

@@ -7,14 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flower_graph.ops import active_rows
-from flower_graph.ops.active_rows import (
-    ActiveRows,
-    adam_,
-    pack,
-    project,
-    sum_by_feature,
-    take,
-)
+from flower_graph.ops.active_rows import ActiveRows, adam_, pack, project, sum_by_feature, take
 from flower_graph.ops.adam import Rates
 
 OPTIONS = Rates(learning_rate=0.1, weight_decay=0.05)

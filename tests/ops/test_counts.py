@@ -7,14 +7,7 @@ from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score,
 from torch import Tensor
 
 from flower_graph.config.common import counting_of
-from flower_graph.ops.counts import (
-    Counts,
-    auc,
-    balanced_accuracy,
-    count,
-    count_size,
-    macro_f1,
-)
+from flower_graph.ops.counts import Counts, auc, balanced_accuracy, count, count_size, macro_f1
 
 ROLES = ("train", "val", "test")
 

@@ -7,13 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_graph.ops.grouped import (
-    group_sizes,
-    group_sum,
-    grouped_add,
-    grouped_linear,
-    one_thread,
-)
+from flower_graph.ops.grouped import group_sizes, group_sum, grouped_add, grouped_linear, one_thread
 
 PTR = [0, 3, 3, 4, 8]  # the second group has no rows
 

@@ -12,13 +12,7 @@ from flower_graph.errors import MalformedReplyError, RefusedError, StateLostErro
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum import server as sum_server
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.messages import (
-    MASK_KEY,
-    SEED,
-    KeyReply,
-    MaskRequest,
-    UnmaskReply,
-)
+from flower_graph.secure.sum.messages import MASK_KEY, SEED, KeyReply, MaskRequest, UnmaskReply
 from flower_graph.secure.sum.round import Cause, Reason, Skipped
 
 

@@ -19,11 +19,7 @@ from flower_graph.strategies.ppfl.cohort_client import (
     disagreement,
     public_rows,
 )
-from flower_graph.strategies.ppfl.messages import (
-    FloatArray,
-    PublicReply,
-    PublicRequest,
-)
+from flower_graph.strategies.ppfl.messages import FloatArray, PublicReply, PublicRequest
 
 
 def context(**config: Any) -> Context:

@@ -10,11 +10,7 @@ from federation import one_fast
 from numpy.typing import NDArray
 
 from flower_graph.errors import DataError
-from flower_graph.strategies.ppfl.evaluation import (
-    CLASSIFIERS,
-    check_labels,
-    judge_embeddings,
-)
+from flower_graph.strategies.ppfl.evaluation import CLASSIFIERS, check_labels, judge_embeddings
 
 EACH = one_fast(CLASSIFIERS, "svc")  # the MLP takes seconds
 Embeddings = tuple[NDArray[np.float32], NDArray[np.int64]]

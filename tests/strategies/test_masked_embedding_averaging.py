@@ -7,14 +7,7 @@ from typing import Any
 import pytest
 import torch
 from ego_helpers import SETTINGS, start_of, toy_egos
-from ego_strategy_helpers import (
-    FINE,
-    assert_same,
-    faulty,
-    rounded,
-    run,
-    seven_egos,
-)
+from ego_strategy_helpers import FINE, assert_same, faulty, rounded, run, seven_egos
 from federation import who_of
 from plain import fedscem as plain
 

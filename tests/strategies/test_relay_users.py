@@ -22,11 +22,7 @@ from flower_graph.ops.active_rows import pack
 from flower_graph.storage import checkpoint, row_file
 from flower_graph.storage.files import IN_PROCESS
 from flower_graph.strategies.nfedgnn.client import EnrolmentRequest, NodeClient, RelayRequest
-from flower_graph.strategies.nfedgnn.users import (
-    LinearCohort,
-    UserSettings,
-    shared_linear_weight,
-)
+from flower_graph.strategies.nfedgnn.users import LinearCohort, UserSettings, shared_linear_weight
 
 N, F, H = 12, 7, 3
 SETTINGS, RATE = UserSettings(H, False, 0.01, 5, "holders"), 0.1

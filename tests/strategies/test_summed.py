@@ -32,11 +32,7 @@ from flower_graph.strategies.nfedgnn.client import (
     GradientRequest,
     LatentRequest,
 )
-from flower_graph.strategies.nfedgnn.users import (
-    UserSettings,
-    dropped,
-    shared_linear_weight,
-)
+from flower_graph.strategies.nfedgnn.users import UserSettings, dropped, shared_linear_weight
 
 RATE, DECAY, ROUNDS = 0.05, 5e-4, 20
 LINEAR, SUMS = "weight", "train.add_up"
