@@ -51,7 +51,7 @@ def test_figures_of_a_graph_by_hand() -> None:
     assert found.distributions["neighbours of a node"] == {0: 1, 1: 2, 2: 2}
     # Nodes 0 to 2 have labelled neighbours: of node 1 one of two is of its class.
     assert found.distributions["neighbours of its own class (%)"] == {0: 1, 50: 1, 100: 1}
-    assert found.notes == ["a note"]
+    assert found.notes == ("a note",)
 
 
 def test_edges_that_close_a_triangle_are_told() -> None:

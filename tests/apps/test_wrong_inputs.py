@@ -48,7 +48,7 @@ WRONG = {
     "partition quickstart --supernodes 99999": r"99999",
     "partition quickstart --supernodes 0": r"supernodes: 0",
     "partition quickstart --out .": r"exists and is not empty",
-    "partition fedscem/cora-linqs partition.clients=9999": r"partition.clients = 9999",
+    "partition fedscem/cora-linqs partition.clients=9999": r"partition.clients: 9999",
     "partition quickstart --supernodes 3 --seeds 0,1": r"--supernodes 3: 2 seeds",
     "partition quickstart --true-edges": r"--true-edges",
     "reproduce nothing": r"nothing",
