@@ -90,6 +90,11 @@ def partition_graph(
     return graphs
 
 
+def partition_egos(data: WholeGraph, partition: Any, seed: int) -> list[ClientGraph]:
+    """Sample egos, and make and split their ego-networks; arguments as of ``partition_graph``."""
+    return partition_graph(data, partition, 0.0, seed)
+
+
 def overlapping_graphs(data: WholeGraph, partition: Any, seed: int) -> list[ClientGraph]:
     """Cut a graph into clients that share their public nodes.
 
