@@ -39,7 +39,7 @@ from flower_graph.strategies.fedgls.strategy import StructureFedAvg, initial_arr
 from flower_graph.strategies.fedscem import EgoFedAvg, EgoModelClient
 
 # One method that relays, one whose sums have stages, one that Flower's own FedAvg asks
-FEW = ("nFedGNN", "FedSCem", "FedAvg and FedProx")
+FEW = {"nFedGNN": (), "FedSCem": (pytest.mark.slow,), "FedAvg and FedProx": ()}
 LEARNING = replace(EGO_SETTINGS, learning_rate=0.02, local_epochs=3)
 
 
@@ -136,7 +136,7 @@ def test_a_personalised_method_is_in_an_app_by_the_front_door() -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(name, marks=() if name in FEW else pytest.mark.release) for name in RUNS],
+    [pytest.param(name, marks=FEW.get(name, (pytest.mark.release,))) for name in RUNS],
 )
 def test_mods_that_measure_around_the_clients_of_every_method(
     method: str,
