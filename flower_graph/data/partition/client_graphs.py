@@ -92,6 +92,9 @@ def partition_graph(
 
 def partition_egos(data: WholeGraph, partition: Any, seed: int) -> list[ClientGraph]:
     """Sample egos, and make and split their ego-networks; arguments as of ``partition_graph``."""
+    # The section of a method that only samples egos has no other way to cut, and cannot be set.
+    if partition.method != EGO_NETWORKS:
+        partition = replace(partition, method=EGO_NETWORKS)
     return partition_graph(data, partition, 0.0, seed)
 
 
