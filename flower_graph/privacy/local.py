@@ -239,9 +239,10 @@ def _silence(reply: Message, *, are_removed: bool = False) -> None:
     for metrics in reply.content.metric_records.values():
         for key in metrics.keys() - KEPT:
             value = metrics[key]
-            metrics[key] = [math.nan] * len(value) if isinstance(value, list) else math.nan
             if are_removed:
                 del metrics[key]
+            else:
+                metrics[key] = [math.nan] * len(value) if isinstance(value, list) else math.nan
 
 
 def _numbers(message: Message) -> NDArray[np.float64]:
