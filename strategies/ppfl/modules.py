@@ -201,8 +201,6 @@ class GATCohort(Cohort):
         if tensors is None:
             x = [graph.x.cpu() for graph in graphs]
             tensors = first_tensors(module, x, (FIRST,), keeps_moments=True)
-        # Adam counts steps on the CPU
-        tensors = {n: t if n.endswith("/step") else t.to(device) for n, t in tensors.items()}
         super().__init__(
             module.to(device),
             placed,
