@@ -327,7 +327,8 @@ def _few_entries(x: Tensor, n: int) -> Adjacency | None:
     """Return features as a sparse matrix if few of them are non-zero, such as a text's words."""
     if int(torch.count_nonzero(x)) > FEW * x.numel():
         return None
-    return both_ways(*entries(x), n, x.shape[1])
+    row, column, value = entries(x)
+    return both_ways(row, column, value.float(), n, x.shape[1])
 
 
 def build_server_model(

@@ -118,7 +118,7 @@ def feature_rows(features: Sequence[Tensor]) -> tuple[Adjacency, FeatureRows]:
     parts = []
     for place, (x, start) in enumerate(zip(features, bounds, strict=False)):
         node, feature, value = entries(x)
-        parts.append((node + start, feature + place * width, value))
+        parts.append((node + start, feature + place * width, value.float()))
     row, key, value = map(torch.cat, zip(*parts, strict=True))
     active, column = torch.unique(key, return_inverse=True)
     matrix = both_ways(row, column, value, sum(map(len, features)), active.numel())
