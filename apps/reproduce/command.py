@@ -2,15 +2,12 @@
 
 import argparse
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from statistics import stdev
-from unittest.mock import patch
 
 import pandas as pd
-import torch
 
 from flower_graph.apps.cli.run import default_folder
 from flower_graph.apps.parallel import in_parallel, loaded, workers_for
@@ -35,19 +32,14 @@ from flower_graph.config.rules import refuse_key
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.machine import processor
 from flower_graph.errors import ConfigError, DataError
-from flower_graph.rng import generator
 from flower_graph.storage.files import FolderLock, write_json, write_text
 from flower_graph.storage.reading import read_packed, reading
 from flower_graph.storage.writing import make_folder, named
 
 KEYS = ("data", "model", "method")
 READ = "How to read this: [README.md](README.md)."
-# Of rows that are run again
-SIZE = 1e-7  # of a change of the initial weights: about one rounding of a number near 1
-DRAWS = 3  # changed runs of each run
-LEAST = 0.001  # that is tolerated of a row whose changed runs agree
-METRICS = (TEST, "micro-f1")
-HEADINGS = {"spread": "changed by 1e-7: apart by at most", "seeds_deviate": "deviation over seeds"}
+LEAST = 0.001  # that a row's figure may differ by when it is run again, besides two deviations
+METRICS = (TEST, "micro-f1")  # of rows that can be run again
 
 
 def reproduce_command(args: argparse.Namespace) -> int:
@@ -159,11 +151,7 @@ def write_page(
 def run_again(
     paper: str, folder: Path, out: Path, only: Mapping[str, Sequence[str]], seeds: Sequence[int]
 ) -> bool:
-    """Run rows of a folder's table again, write the results, and return whether all are near.
-
-    Processors round differently, and a long training may amplify that. How much, is measured for
-    each row by runs whose initial weights differ by 1e-7.
-    """
+    """Run rows of a folder's table again, write the results, and return whether all are near."""
     path = folder / RUNS
     if not path.is_file():
         raise DataError(f"{path}: there is no such file: name a folder that `reproduce` wrote")
@@ -171,21 +159,15 @@ def run_again(
         again = runs_of_rows(read_packed(path)["rows"], only, seeds)
     if not again:
         raise ConfigError(f"--only, --seeds: no such row of {path} can be run again")
-    print(f"{len(again)} runs, each also with {DRAWS} changes of its initial weights", flush=True)
+    print(f"{len(again)} runs", flush=True)
     make_folder(out)
-    machine = {"machine": platform.machine(), "processor": processor()}
-    found: dict[Run, dict[int, list[float | None]]] = {run: {} for run in again}
-    results: dict[Run, list[Row]] = {}
-    tasks = [(run, number, rows) for run, rows in again.items() for number in range(DRAWS + 1)]
-    for (run, number, rows), figures, _ in in_parallel(_figures, tasks):
-        found[run][number] = figures
-        if len(found[run]) > DRAWS:
-            values = zip(rows, *(found[run][one] for one in range(DRAWS + 1)), strict=True)
-            results[run] = [compared(row, run.seed, figures) for row, *figures in values]
-            done = [row for one in again for row in results.get(one, ())]
-            write_json(out / "again.json", {"paper": paper, **machine, "rows": done})
-            write_text(out / "again.md", _table(done) + "\n")
-            print(_table(results[run]), flush=True)
+    done: list[Row] = []
+    for _, rows, _ in in_parallel(compared, [*again.items()]):
+        done += rows
+        about = {"paper": paper, "machine": platform.machine(), "processor": processor()}
+        write_json(out / "again.json", {**about, "rows": done})
+        write_text(out / "again.md", _table(done) + "\n")
+        print(_table(rows), flush=True)
     print(f"table in {out}")
     return all(one["near"] for one in done)
 
@@ -206,70 +188,26 @@ def runs_of_rows(
     return result
 
 
-def compared(row: Row, seed: int, values: Sequence[float | None]) -> Row:
-    """Compare a row's new figure with the committed one.
-
-    The first of ``values`` comes from the unchanged run, the others from runs with changed weights;
-    None stands for a run without any weights to change.
-    """
-    committed, again = row["values"][row["seeds"].index(seed)], values[0]
-    assert again is not None
-    changed = [value for value in values[1:] if value is not None]
-    spread = max((abs(value - again) for value in changed), default=None)
-    tolerance = LEAST + 2 * (spread or 0.0)
-    keys = ("table", "data", "model", "method", "metric", "classifier", "iteration")
-    return {key: row[key] for key in keys if key in row} | {
-        "seed": seed,
-        "settings": row["settings"],
-        "committed": committed,
-        "again": again,
-        "changed": changed,
-        "spread": spread,
-        "tolerance": tolerance,
-        "seeds_deviate": stdev(row["values"]) if len(row["values"]) > 1 else None,
-        "near": abs(again - committed) <= tolerance,
-    }
-
-
-def _figures(run: Run, draw: int, rows: Sequence[Row]) -> list[float | None]:
-    """Do a run, with changed weights if ``draw`` is above 0, and return the figure of each row."""
-    with perturbed(run.seed, draw) as drawn:
-        curves = curves_of(*simulate_whole(run.settings), *steps_of(run.settings))
-    is_changed = draw == 0 or drawn
-    return [
-        value_of(row["metric"], curves, row, run.settings) if is_changed else None for row in rows
-    ]
-
-
-@contextmanager
-def perturbed(seed: int, draw: int) -> Iterator[list[torch.Size]]:
-    """Add normal noise of 1e-7 to all tensors that are drawn uniformly; draw 0 adds none.
-
-    These are the initial weights, and a few other numbers, which the noise hardly affects.
-    Yields the shapes of the tensors that were drawn.
-    """
-    rng, drawn = generator(seed, "again", draw), list[torch.Size]()
-
-    def noisy(function: Callable[..., torch.Tensor]) -> Callable[..., object]:
-        def draw_it(*args: object, **others: object) -> object:
-            result = function(*args, **others)
-            drawn.append(result.shape)
-            if draw:
-                with torch.no_grad():
-                    noise = torch.randn(result.shape, generator=rng, dtype=result.dtype)
-                    result += SIZE * noise.to(result.device)
-            return result
-
-        return draw_it
-
-    # PyTorch's and PyG's initialisations draw by the first, and a method of its own by either.
-    uniform, rand = noisy(torch.Tensor.uniform_), noisy(torch.rand)
-    with patch.object(torch.Tensor, "uniform_", uniform), patch.object(torch, "rand", rand):
-        yield drawn
+def compared(run: Run, rows: Sequence[Row]) -> list[Row]:
+    """Do a run, and compare its figure of each row with the committed one."""
+    curves = curves_of(*simulate_whole(run.settings), *steps_of(run.settings))
+    found = []
+    for row in rows:
+        committed = row["values"][row["seeds"].index(run.seed)]
+        again = value_of(row["metric"], curves, row, run.settings)
+        assert again is not None
+        keys = ("table", "data", "model", "method", "metric", "classifier", "iteration")
+        tolerance = LEAST + 2 * row["std"]
+        found.append(
+            {key: row[key] for key in keys if key in row}
+            | {"seed": run.seed, "settings": row["settings"]}
+            | {"committed": committed, "again": again, "deviation over seeds": row["std"]}
+            | {"tolerance": tolerance, "near": abs(again - committed) <= tolerance}
+        )
+    return found
 
 
 def _table(results: Sequence[Row]) -> str:
-    frame = pd.DataFrame(results, dtype=object).drop(columns=["settings", "changed"])
+    frame = pd.DataFrame(results, dtype=object).drop(columns="settings")
     frame["near"] = frame["near"].map({True: "near", False: "**not near**"})
-    shown = frame.map(lambda one: f"{one:.4f}" if isinstance(one, float) else one)
-    return markdown(shown.set_axis([HEADINGS.get(one, one) for one in shown], axis=1))
+    return markdown(frame.map(lambda one: f"{one:.4f}" if isinstance(one, float) else one))

@@ -5,7 +5,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import product
 from math import isfinite
-from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -294,7 +293,7 @@ def make_page(
     """Write the whole page; a table without rows is not on it."""
     lines = paper.lines
     how = HOW.format(choices=" ([choices.md](choices.md))" * any(line.has_choice for line in lines))
-    parts = [f"# {paper.title}", *notes, how, *settings_shown(paper)]
+    parts = [f"# {paper.title}", *notes, how]
     several = len({line.names[0] for line in lines}) > 1
     places: dict[tuple[str, str], Results] = {}
     for line in lines:
@@ -315,26 +314,6 @@ def make_page(
     if missing:
         parts += ["## Not run", "\n".join(f"- {reason}" for reason in missing)]
     return "\n\n".join(parts) + "\n"
-
-
-def settings_shown(paper: Paper) -> list[str]:
-    """Write a table of settings for each model, as the configs have them now."""
-
-    def setting(config: object, name: str) -> str:
-        value = attrgetter(name)(config)
-        values = value if isinstance(value, list) else [value]
-        return ", ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in values)
-
-    parts = []
-    for model, names in paper.settings.items():
-        of_model = [line for line in paper.lines if line.model == model and not line.trained]
-        if places := dict.fromkeys((line.data, line.config) for line in of_model):
-            cells = [
-                [data, f"`{config}`", *(setting(loaded(config), name) for name in names)]
-                for data, config in places
-            ]
-            parts.append(markdown(pd.DataFrame(cells, columns=["data", "config", *names])))
-    return parts
 
 
 def _table(results: Results, figures: Sequence[Figure], scale: int) -> str:
@@ -481,17 +460,17 @@ def choices_page(choices: Sequence[Row], lines: Sequence[Line]) -> str:
 
 # Pictures ----------------------------------------------------------------------------------------
 
-AXES_NAMES = ("rounds", "local steps of a client", "MiB that a client sends")
+AXES_NAMES = {
+    "rounds": "rounds",
+    "steps": "local steps of a client",
+    "MiB": "MiB that a client sends",
+}
 
 
 class Shown(NamedTuple):
     """The runs and the rows of one line, as functions of pictures take them."""
 
-    table: str
-    data: str
-    model: str
-    method: str
-    centralised: bool
+    line: Line
     runs: dict[int, Curves]
     rows: list[Row]
 
@@ -512,9 +491,8 @@ def draw(out: Path, paper: Paper, results: Results, store: Store) -> list[str]:
             for name, (table, methods) in product(of_file, picture.tables.items()):
                 here = [line for line in results if (line.table, line.data) == (table, name)]
                 for method in methods or dict.fromkeys(line.method for line in here):
-                    for line in [line for line in here if line.method == method]:
-                        about = table, *line.names, bool(line.trained)
-                        shown.append(Shown(*about, store.runs(line), results[line]))
+                    chosen = [line for line in here if line.method == method]
+                    shown += [Shown(line, store.runs(line), results[line]) for line in chosen]
             file = picture.file.replace("{data}", "".join(of_file[:1]).lower())
             if kind(out / file, shown, {**picture.options, "data": of_file}):
                 names.append(file)
@@ -524,17 +502,16 @@ def draw(out: Path, paper: Paper, results: Results, store: Store) -> list[str]:
 def curves(path: Path, shown: Drawing, _: Options) -> bool:
     """Draw accuracy and loss by round, a panel for each data set, a curve for each method."""
     accuracy, loss = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
-    reference: dict[str, dict[str, float]] = {}
-    for one in shown:
-        runs = [*one.runs.values()]
-        if runs and one.centralised:
-            level = fmean(run.test_at_best_val for run in runs)
-            reference[one.data] = {"centralised": level}
+    levels: dict[str, dict[str, float]] = {}
+    for line, by_seed, _rows in shown:
+        (data, _model, method), runs = line.names, [*by_seed.values()]
+        if runs and line.trained:
+            levels[data] = {"centralised": fmean(run.test_at_best_val for run in runs)}
         elif runs:
-            accuracy.setdefault(one.data, {})[one.method] = [run.test_accuracy for run in runs]
-            loss.setdefault(one.data, {})[one.method] = [run.cross_entropy for run in runs]
+            accuracy.setdefault(data, {})[method] = [run.test_accuracy for run in runs]
+            loss.setdefault(data, {})[method] = [run.cross_entropy for run in runs]
     upper = [
-        plots.over_rounds("test accuracy", rows, title=data, levels=reference.get(data, {}))
+        plots.over_rounds("test accuracy", rows, title=data, levels=levels.get(data, {}))
         for data, rows in accuracy.items()
     ]
     lower = [plots.over_rounds("loss", rows) for rows in loss.values()]
@@ -547,37 +524,38 @@ def intervals(path: Path, shown: Drawing, options: Options) -> bool:
     ``also`` has more points of a method: their names, and the figures that they show.
     """
     panels: dict[str, dict[str, plots.Interval]] = {}
-    for one in shown:
-        also = options.get("also", {}).get(one.method, {})
-        for name, metric in {one.method: options.get("metric", TEST), **also}.items():
-            for row in [row for row in one.rows if row["metric"] == metric][:1]:
+    for line, _runs, rows in shown:
+        data, _model, method = line.names
+        points = {method: options.get("metric", TEST), **options.get("also", {}).get(method, {})}
+        for name, metric in points.items():
+            for row in [row for row in rows if row["metric"] == metric][:1]:
                 interval = plots.Interval(row["mean"], row["std"], row["paper"])
-                panels.setdefault(one.data, {}).setdefault(name, interval)
+                panels.setdefault(data, {}).setdefault(name, interval)
     return plots.plot_intervals(path, panels, label=options.get("label", "test accuracy"))
 
 
 def matrices(path: Path, shown: Drawing, options: Options) -> bool:
     """Draw a matrix of figures by two settings, a panel for each metric, all on one scale."""
     y, x = options["axes"]
-    rows = [row for one in shown for row in one.rows]
-    sides = {name: [*dict.fromkeys(row[name] for row in rows)] for name in (y, x)}
-    panels = {}
-    for metric, name in options["metrics"].items():
-        mean = {(row[y], row[x]): row["mean"] for row in rows if row["metric"] == metric}
-        if any(map(isfinite, mean.values())):
-            panels[name] = [[mean.get((v, h), math.nan) for h in sides[x]] for v in sides[y]]
-    by = {"rows": (y, sides[y]), "columns": (x, sides[x])}
-    return plots.plot_matrices(path, panels, **by, label=options["label"])
+    rows = [row for one in shown for row in one.rows if row["metric"] in options["metrics"]]
+    if not rows:
+        return False
+    means = pd.DataFrame(rows).pivot(index=["metric", y], columns=x, values="mean")
+    metrics, sides = means.index.levels
+    names = {metric: name for metric, name in options["metrics"].items() if metric in metrics}
+    panels = {name: means.loc[metric].reindex(sides) for metric, name in names.items()}
+    return plots.plot_matrices(path, panels, label=options["label"])
 
 
 def axes(path: Path, shown: Drawing, options: Options) -> bool:
     """Draw accuracy by rounds, by local steps and by bytes sent, a curve for each method."""
     panels: dict[str, dict[str, plots.Line]] = {}
-    for one in shown:
-        trained = [curves for curves in one.runs.values() if curves.up and not one.centralised]
-        for axis, label in zip(AXES, AXES_NAMES, strict=True) if trained else ():
+    for line, runs, _rows in shown:
+        data, _model, method = line.names
+        trained = [curves for curves in runs.values() if curves.up and not line.trained]
+        for axis, label in AXES_NAMES.items() if trained else ():
             spent = max((curves.spent(axis) for curves in trained), key=len)
-            name = one.method if one.data in options["data"] else f"{one.method}, {one.data}"
+            name = method if data in options["data"] else f"{method}, {data}"
             drawn = plots.Line(spent, [curves.best_so_far for curves in trained])
             panels.setdefault(label, {})[name] = drawn
     row = [plots.Panel(rows, "test accuracy", name, scales="x") for name, rows in panels.items()]

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -62,7 +62,7 @@ def _settings(run: Run) -> RunConfig:
 
 @dataclass
 class Curves:
-    """The results of one run, round by round; runs of older versions lack some fields."""
+    """The results of one run, round by round."""
 
     cross_entropy: list[float]
     val_accuracy: list[float]
@@ -87,9 +87,7 @@ class Curves:
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Curves:
         """Read the curves of a kept run; null is a number that was not finite."""
-        names = {one.name for one in fields(cls)}  # an older version had more
-        known = {key: value for key, value in stored.items() if key in names}
-        return cls(**_each(lambda value: math.nan if value is None else value, known))
+        return cls(**_each(lambda value: math.nan if value is None else value, dict(stored)))
 
     def series(self, metric: str, role: str) -> list[float]:
         """Return a metric after each round; nothing if the run does not report it."""

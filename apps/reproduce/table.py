@@ -187,7 +187,6 @@ class Paper:
     tables: Mapping[str, Sequence[Line]]  # groups in the order of their runs; they may share lines
     on_request: Sequence[str] = ()  # groups that are run only if ``--only table=`` names them
     pictures: Sequence[Picture] = ()
-    settings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # shown, by model
     scale: int = 1  # 100 shows accuracies in percent
 
     @property

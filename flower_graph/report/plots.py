@@ -112,15 +112,13 @@ def plot_panels(path: Path, grid: Sequence[Sequence[Panel]], title: str = "") ->
 def draw_panel(axes: Axes, panel: Panel, names: Sequence[str] = ()) -> None:
     """Draw one panel of a picture with curves of these names, by default its own."""
     names = names or [*panel.lines]
-    words = dict.fromkeys(x for one in panel.lines.values() for x in one.x if isinstance(x, str))
-    places: dict[object, Any] = {word: place for place, word in enumerate(words)}
     for name, line in panel.lines.items():
         values, number = line.stacked(), names.index(name)
         if "x" in panel.scales and line.x[-1] == 0:  # no point on a logarithmic axis
             colour, dashes = look(number)
             axes.axhline(values[:, -1].mean(), color=colour, linestyle=dashes, label=name)
         else:
-            mean_band(axes, [places.get(x, x) for x in line.x], values, number, name)
+            mean_band(axes, line.x, values, number, name)
     for place, (name, level) in enumerate(panel.levels.items(), start=len(axes.lines)):
         dashed: Any = DASHES[place % len(DASHES)]  # other dashes than the curves above
         axes.axhline(level, color=GREY, linestyle=dashed, linewidth=1.2, zorder=1, label=name)
@@ -129,8 +127,6 @@ def draw_panel(axes: Axes, panel: Panel, names: Sequence[str] = ()) -> None:
     if panel.from_zero:
         top = 1.1 * axes.dataLim.y1
         axes.set_ylim(0, top if 0 < top < np.inf else 1)  # also where nothing is known or sent
-    if words:
-        axes.set_xticks([*places.values()], [*words])
     for scale in panel.scales:
         axis = axes.xaxis if scale == "x" else axes.yaxis
         axes.set(**{f"{scale}scale": "log"})
@@ -141,7 +137,11 @@ def draw_panel(axes: Axes, panel: Panel, names: Sequence[str] = ()) -> None:
 
 
 def mean_band(
-    axes: Axes, spent: Sequence[float], values: NDArray[np.float64], place: int, name: str
+    axes: Axes,
+    spent: Sequence[float] | Sequence[str],
+    values: NDArray[np.float64],
+    place: int,
+    name: str,
 ) -> None:
     """Draw a mean over seeds against a cost, with a band of one deviation."""
     mean = values.mean(axis=0)  # of [seeds, rounds]
@@ -336,33 +336,26 @@ def save_audit(path: Path, findings: Sequence[Tree], *, title: str) -> None:
     plot_intervals(path, panels, label=label, mark="a guess", title=title, limits=limits)
 
 
-def plot_matrices(
-    path: Path,
-    panels: Mapping[str, Sequence[Sequence[float]]],
-    *,
-    rows: tuple[str, Sequence[float]],
-    columns: tuple[str, Sequence[float]],
-    label: str,
-) -> bool:
+# Any: data frames
+def plot_matrices(path: Path, panels: Mapping[str, Any], *, label: str) -> bool:
     """Draw numbers by two settings as coloured cells; gains and losses have different colours."""
-    if not panels:
-        return False
-    size = 0.75 * len(columns[1]) + 1.2, 0.6 * len(rows[1]) + 1.6
+    every = np.array([table.to_numpy(float) for table in panels.values()])
+    first = next(iter(panels.values()))
+    size = 0.75 * first.shape[1] + 1.2, 0.6 * first.shape[0] + 1.6
     figure, (axes,) = panels_of(panels, size, 1.0, same_y=True)
-    every = np.array([*panels.values()], dtype=np.float64)
     low, high, colours = np.nanmin(every), np.nanmax(every), "Blues"
     if low < 0:  # white is 0
         high, colours = np.nanmax(np.abs(every)), "RdBu"
         low = -high
-    for cell, (name, values) in zip(axes, zip(panels, every, strict=True), strict=True):
+    for cell, (name, table), values in zip(axes, panels.items(), every, strict=True):
         image = cell.imshow(values, cmap=colours, vmin=low, vmax=high, aspect="auto")
         is_dark = np.abs(values) > 0.6 * high if low < 0 else values > (low + high) / 2
         annotate(cell, values, is_dark, "{:.3f}", 9)
-        cell.set_xticks(range(len(columns[1])), [f"{v:g}" for v in columns[1]])
-        cell.set_yticks(range(len(rows[1])), [f"{v:g}" for v in rows[1]])
-        cell.set_xlabel(columns[0])
+        cell.set_xticks(range(first.shape[1]), [f"{v:g}" for v in table.columns])
+        cell.set_yticks(range(first.shape[0]), [f"{v:g}" for v in table.index])
+        cell.set_xlabel(table.columns.name)
         cell.set_title(textwrap.fill(name, TITLE_WIDTH), fontsize=10)
-    axes[0].set_ylabel(rows[0])
+    axes[0].set_ylabel(first.index.name)
     figure.colorbar(image, ax=list(axes), label=label)
     return save(figure, path)
 
@@ -526,12 +519,8 @@ def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
 
 def without_formulas(figure: Figure) -> None:
     """Draw a figure's text literally: two dollar signs in a name make no formula."""
-    scaled = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
-    powers = {  # whose labels matplotlib writes itself, as formulas
-        text for axis in scaled if axis.get_scale() == "log" for text in axis.findobj(Text)
-    } - {axis.label for axis in scaled}
     for text in figure.findobj(Text):
-        if isinstance(text, Text) and text not in powers:
+        if isinstance(text, Text):
             text.set_parse_math(False)
 
 

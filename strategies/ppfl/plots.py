@@ -38,28 +38,28 @@ def save_alignment(path: Path, reports: Sequence[RoundReport], *, title: str) ->
 def plot_figures(path: Path, shown: Sequence[Any], _: object) -> bool:
     """Draw Figures 3 to 6 from the rows of tables that were run, by seed."""
     upper, lower = list[Panel](), list[Panel]()
-    figures = [one for one in shown if one.table.startswith("Figure") and one.runs]
-    for aligned in sorted(figures, key=lambda one: one.table):
-        if aligned.method != "FED":
+    figures = [one for one in shown if one.line.table.startswith("Figure") and one.runs]
+    for aligned in sorted(figures, key=lambda one: one.line.table):
+        (data, model, method), runs = aligned.line.names, [*aligned.runs.values()]
+        if method != "FED":
             continue
-        runs = [*aligned.runs.values()]
         precision = {
             name: _over_iterations([run.alignment[key] for run in runs])
             for name, key in PRECISIONS.items()
             if all(key in run.alignment for run in runs)
         }
         accuracy = {
-            one.method: _over_iterations([run.test_accuracy for run in one.runs.values()])
+            one.line.method: _over_iterations([run.test_accuracy for run in one.runs.values()])
             for one in figures
-            if one.table == aligned.table
+            if one.line.table == aligned.line.table
         }
         whole = [
             run.test_at_best_val
             for one in shown
-            if (one.method, one.data, one.model) == ("full graph", aligned.data, aligned.model)
+            if one.line.names == (data, model, "full graph")
             for run in one.runs.values()
         ]
-        title = f"{aligned.table}: {aligned.data}, {aligned.model}"
+        title = f"{aligned.line.table}: {data}, {model}"
         upper.append(Panel(precision, "alignment precision", X_LABEL, title))
         levels = {"full graph": fmean(whole)} if whole else {}
         lower.append(Panel(accuracy, "accuracy", X_LABEL, levels=levels))

@@ -107,13 +107,6 @@ PAPER = t.Paper(
         "table-3": TABLES["Table 3"],
         "table-2": TABLES["Table 2"],
     },
-    settings={
-        "GCN": [
-            *("partition.clients", "strategy.local_epochs", "strategy.learning_rate"),
-            *("graph.learning_rate", "graph.neighbours", "graph.tau", "model.hidden"),
-            *("model.dropout", "strategy.weight_decay", "strategy.optimiser", "data.features"),
-        ]
-    },
     pictures=[
         t.Picture("axes-{data}.png", "axes", {"Table 1": None}),
         t.Picture("figure-3-{data}.png", "curves", EDGES),

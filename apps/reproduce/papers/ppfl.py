@@ -211,7 +211,6 @@ FIGURES = {
     "Figure 5": TABLE_2[NOISY],
     "Figure 6": TABLE_2["CiteSeer"],
 }
-SETTINGS = ["partition.clients", "model.dimension", "partition.ratios"]
 PAPER = t.Paper(
     title="PPFL-GNN: the paper's comparison",
     scale=100,
@@ -234,14 +233,6 @@ PAPER = t.Paper(
         "privacy": [*budgets("DeepWalk", 30.0), *budgets("GAT", 10.0)],
     },
     on_request=["table-3-deepwalk", "privacy"],
-    settings={
-        "DeepWalk": [
-            *SETTINGS,
-            *("deepwalk.walks", "deepwalk.length", "deepwalk.window", "deepwalk.negative"),
-            *("deepwalk.epochs", "deepwalk.final_learning_rate"),
-        ],
-        "GAT": [*SETTINGS, "gat.heads", "gat.epochs", "gat.learning_rate"],
-    },
     pictures=[
         t.Picture("axes-deepwalk-{data}.png", "axes", {"Table 1": COMPARED}),
         t.Picture("axes-gat-{data}.png", "axes", {"Table 2": COMPARED}),
