@@ -286,6 +286,6 @@ def test_a_stranger_s_path_needs_the_wheel_alone(installed: Path, tmp_path: Path
     codes = [outcome.returncode for outcome in outcomes]
     assert codes == [2, *[0] * 8], "".join(outcome.stderr for outcome in outcomes[1:])
     assert list(tmp_path.glob("runs/together/**/events.out.tfevents.*"))
-    assert "minus together" in outcomes[5].stdout, "both are on the same data"
+    assert "minus that of together" in outcomes[5].stdout, "both are on the same data"
     assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<svg") > 3
     assert len((tmp_path / "offers.csv").read_text(encoding="utf-8").splitlines()) == 1 + 300

@@ -242,48 +242,39 @@ class Comparison(Framed):
     def __repr__(self) -> str:
         return self.to_text()
 
-    @property
-    def is_wide(self) -> bool:
-        """Whether each run has a line, and each setting a column."""
-        return len(self.rows) > SIDE_BY_SIDE
-
     def table(self, *, all_settings: bool = False) -> list[tuple[str, ...]]:
-        """Make a head and a line for each run, without columns that are empty."""
-        settings = self.differing[: MOST_SETTINGS if self.is_wide and not all_settings else None]
-        several = len(self.rows) > 1
-        alike = [k for k in ("app", "version") if several and len({r[k] for r in self.rows}) == 1]
-        minus = "difference" if self.is_wide else f"minus {self.rows[0]['run']}"
-        lines = []
+        """Return names and a column for each run; from four runs on, a line for each instead.
+
+        Lines have at most eight of the settings that differ, unless all are asked for.
+        """
+        is_wide = len(self.rows) > SIDE_BY_SIDE
+        settings = self.differing[: MOST_SETTINGS if is_wide and not all_settings else None]
+        lines = list[dict[str, str]]()
         for row in self.rows:
-            difference, given = row.get("difference"), row["settings"]
-            chance = (difference or {}).get("holm")
+            difference, given = row.get("difference", {}), row["settings"]
+            chance = difference.get("holm")
             lines.append(
                 {
-                    "run": row["run"],
-                    **{key: NONE if key in alike else row[key] for key in ("app", "version")},
-                    **{key: setting_text(given[key]) if key in given else NONE for key in settings},
+                    **{key: row[key] for key in ("run", "app", "version")},
                     "seeds": ", ".join(map(str, row["seeds"])),
                     **{name: _shown(name, row["figures"].get(name)) for name in self.figures},
                     "beats": _beaten(row),
-                    minus: _shown(f"test-{row['metric']}", difference, "+"),
+                    "difference": _shown(f"test-{row['metric']}", difference or None, "+"),
                     "p": NONE if chance is None else f"{chance:.2g}",
+                    **{key: setting_text(given[key]) if key in given else NONE for key in settings},
                 }
             )
         # Files of others may hold characters that move a terminal's cursor
         columns = [(name, *(one_line(one[name]) for one in lines)) for name in lines[0]]
-        return [*zip(*(one for one in columns if {*one[1:]} != {NONE}), strict=True)]
+        columns = [one for one in columns if {*one[1:]} != {NONE}]
+        return [*zip(*columns, strict=True)] if is_wide else columns
 
     def to_text(self, *, all_settings: bool = False) -> str:
-        """Return a table: a column for each run, or, from four runs on, a line for each.
-
-        A table of lines has at most eight of the settings that differ, unless all are asked for.
-        """
-        table = self.table(all_settings=all_settings)
-        lines = table if self.is_wide else [*zip(*table, strict=True)]
+        """Return the table as text, and what is to be known of it."""
+        lines = self.table(all_settings=all_settings)
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-        words = self.about(all_settings=all_settings)
-        return "\n".join([*text, *([""] if words else []), *words])
+        return "\n".join([*text, *self.about()])
 
     def to_json(self) -> str:
         whole = {"differing": self.differing, "runs": self.rows, "left-out": self.left_out}
@@ -333,27 +324,24 @@ class Comparison(Framed):
                 panel[row["run"]] = Interval(one["mean"], one["std"], None)
         return panels
 
-    def about(self, *, all_settings: bool = False) -> list[str]:
-        """Explain what the table leaves out, and `difference` and `p`; nothing of one run."""
+    def about(self) -> list[str]:
+        """Explain the differences; nothing of one run."""
         if len(self.rows) == 1:
             return []
         known = {key for row in self.rows for key in row["settings"]}
-        words = f"{len(self.differing)} of {len(known)} settings differ"
-        if self.is_wide and not all_settings and len(self.differing) > MOST_SETTINGS:
-            words += f"; {MOST_SETTINGS} are shown, all with --all-settings, as JSON or CSV"
-        lines = [words]
         reference = next(row["run"] for row in self.rows if row["is-reference"])
         tested = [row["difference"] for row in self.rows if "difference" in row]
+        shown = f" ({MOST_SETTINGS} have a column, with --all-settings all)"
+        is_cut = len(self.rows) > SIDE_BY_SIDE and len(self.differing) > MOST_SETTINGS
+        lines = ["", f"{len(self.differing)} of {len(known)} settings differ" + shown * is_cut]
         if tested:
             is_error = any(row["metric"] in VALUE_SCORES for row in self.rows)
             lines.append(
-                f"difference: test metric minus that of {reference} on the same seeds, mean ± "
-                "deviation" + "; the less of an error, the better" * is_error
+                f"difference: test metric minus that of {reference} on the same seeds"
+                + "; the less of an error, the better" * is_error
             )
             count = sum(one["p"] is not None for one in tested)
-            corrected = f", corrected for {count} (Holm)" * (count > 1)
-            test = "the chance of a difference at least this large if there is none: paired t test"
-            lines.append(f"p: {test} over the seeds{corrected}" if count else "p: needs two seeds")
+            lines.append(f"p: of a paired t test over the seeds, Holm's correction for {count}")
         if others := len(self.rows) - 1 - len(tested):
             lines.append(
                 f"no difference for {others}: no seed is judged on the same nodes as {reference}, "
@@ -398,7 +386,5 @@ def _shown(name: str, figure: Tree | None, sign: str = "") -> str:
 
 def _beaten(row: Tree) -> str:
     beaten, rest = row["beaten"], [key for key in row["baselines"] if key not in row["beaten"]]
-    if not row["baselines"]:
-        return NONE
-    names = ", ".join(beaten) if len(beaten) < len(rest) else "not " * bool(rest) + ", ".join(rest)
-    return f"{len(beaten)} of {len(row['baselines'])}" + f" ({names})" * bool(names)
+    names = f" (not {', '.join(rest)})" if rest else ""
+    return f"{len(beaten)} of {len(row['baselines'])}{names}" if row["baselines"] else NONE

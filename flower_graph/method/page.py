@@ -68,19 +68,10 @@ def _comparison(compared: Comparison) -> Tree:
         for row in compared.rows[:SECTIONS]
     }
     return {
-        "shown": _beside(compared),
-        "whole": _beside(compared, all_settings=True),
-        "words": compared.about(all_settings=True),
+        "table": compared.table(all_settings=True),
+        "words": compared.about()[1:],
         "pictures": pictures | {"Test over the rounds": curves_panel(over_rounds("test", curves))},
     }
-
-
-def _beside(compared: Comparison, *, all_settings: bool = False) -> list[tuple[str, ...]]:
-    """Order a comparison's columns: figures, then settings; few runs have a column each."""
-    settings = {*compared.differing}
-    table = compared.table(all_settings=all_settings)
-    columns = sorted(zip(*table, strict=True), key=lambda column: column[0] in settings)
-    return [*zip(*columns, strict=True)] if compared.is_wide else columns
 
 
 def _read(row: Tree) -> tuple[list[Run], list[list[rounds.RoundReport]]]:
@@ -246,9 +237,6 @@ TEMPLATE = """\
 {%- endfor -%}
 </div>
 {%- endmacro -%}
-{%- macro folded(summary, head, lines, kind="") -%}
-<details><summary>{{ summary }}</summary>{{ table(head, lines, kind) }}</details>
-{%- endmacro -%}
 <!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"/>
 <meta name="viewport" content="width=device-width, initial-scale=1"/>
@@ -285,9 +273,7 @@ summary { cursor: pointer; }
 {%- if not loop.last %}, {% endif %}{% endfor %}
 </p></nav>
 <h2>Comparison</h2>
-{{ table(comparison.shown[0], comparison.shown[1:], "wide") }}
-{% if comparison.whole != comparison.shown %}{{ folded(
-  "With all settings", comparison.whole[0], comparison.whole[1:], "wide") }}{% endif %}
+{{ table(comparison.table[0], comparison.table[1:], "wide") }}
 {% for line in comparison.words %}<p class="note">{{ line }}</p>{% endfor %}
 {{ panels(comparison.pictures) }}
 {% endif %}
@@ -317,7 +303,8 @@ summary { cursor: pointer; }
 <p>{{ "Settings that differ from the method's defaults" if one.has_defaults
   else "All settings" }}:</p>
 {% if one.changed %}{{ table(["setting", "value"], one.changed) }}{% else %}<p>None.</p>{% endif %}
-{{ folded("All " ~ one.settings | length ~ " settings", ["setting", "value"], one.settings) }}
+<details><summary>All {{ one.settings | length }} settings</summary>
+{{ table(["setting", "value"], one.settings) }}</details>
 {% endfor %}
 {% if more > 0 %}<p class="note">{{ more }} further runs are in the table alone.</p>{% endif %}
 {% for reason in left_out %}<p class="note">Left out: {{ reason }}</p>{% endfor %}

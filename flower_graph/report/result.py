@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from flower_graph import __version__
-from flower_graph.config.common import BEST, NOTHING
+from flower_graph.config.common import NOTHING
 from flower_graph.config.foreign import SUMMARY
 from flower_graph.records.rounds import WAYS, RoundReport, figure_text, format_bytes, merit
 from flower_graph.storage.files import plain, write_json
 from flower_graph.storage.reading import Tree
 from flower_graph.wire.keys import ACCURACY, MSE, VALUE_SCORES
 
-# The keys of `baselines`, in words, and words for several together
+# The keys of `baselines`, in words
 BASELINES = {
     "majority": "commonest class",
     "majority-per-client": "each client's own commonest class",
@@ -28,8 +28,6 @@ BASELINES = {
     "mean": "mean of the training nodes",
     "linear-regression": "linear regression on features alone",
 }
-TOGETHER = dict.fromkeys(("majority", "majority-per-client"), "guessing")
-TOGETHER |= dict.fromkeys(("common-neighbours", "adamic-adar"), "structure alone")
 # The settings that the grids of docs/results/own-graph.md vary for every method. Of 130 grids,
 # 97 validate best at one of these rates, and 97 with one of these forms of the features
 WORTH_TRYING: dict[str, tuple[object, ...]] = {
@@ -151,8 +149,7 @@ def describe_result(
     seeds = result["seed"]["values"] if isinstance(result["seed"], Mapping) else [result["seed"]]
     seconds, rounds, skipped = result["seconds"], _mean(result["rounds"]), _mean(result["skipped"])
     lines = [
-        f"{name}: {clients:.0f} {several}, {rounds:.0f} rounds, "
-        f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}"
+        f"{name}: {clients:.0f} {several}, {rounds:.0f} rounds, seed {', '.join(map(str, seeds))}"
     ]
     for metric in metrics_shown(result["config"]):
         at_best, best, last = (
@@ -163,47 +160,22 @@ def describe_result(
             f"  {metric:9} test {at_best} at the best validation ({best}); test {last} after the "
             "last round"
         )
-    words = zip(("baselines", ""), describe_baselines(result), strict=False)
-    lines += [f"  {word:9} {line}" for word, line in words]
+    lines += [f"  baselines {line}" for line in describe_baselines(result)]
     if skipped:
-        lines.append(
-            f"  skipped   {skipped:g} of {rounds:g} rounds: nothing was learnt in them "
-            "(metrics.jsonl has the reasons)"
-        )
-    return "\n".join(
-        [
-            *lines,
-            f"  traffic   {_traffic(result['bytes'], 1)} in all, also after the last "
-            f"round; {_traffic(result['bytes'], clients)} per {one}",
-            f"  time      {_mean(seconds['total']):.1f} s, "
-            f"{_mean(seconds['per-round-median']):.3f} s a round (median); "
-            f"{format_bytes(_mean(result['peak-memory-bytes']))} of memory at most",
-            f"  outputs   {out}",
-            *(f"            {line}" for line in describe_kept(result)),
-        ]
-    )
-
-
-def describe_kept(result: Tree) -> list[str]:
-    """Describe which round was saved and its accuracy; nothing if none was."""
-    config, last, best = result["config"], result["rounds"], result["best-round"]
-    if config.get("save", NOTHING) == NOTHING:
-        return []
-    is_one = not isinstance(last, Mapping)  # seed: several seeds have rounds of their own
-    at_last, at_best = (
-        f" (test {with_spread(value)})" if math.isfinite(_mean(value)) else ""
-        for value in (result["test-accuracy"], result["test-accuracy-at-best-val"])
-    )
-    end = ""
-    if best is None or (is_one and best == last):
-        message = f"the last{' and best' * (best is not None)}{at_last}"
-    elif config["keep"] == BEST:
-        message, last = f"the best by validation{at_best}", best
-    else:
-        message = f"the last{at_last}"
-        end = f"; keep=best saves {f'round {best}' if is_one else 'the best'}{at_best}"
-    where = f"round {last}, {message}" if is_one else f"of each seed {message}"
-    return [f"saved for `flower-graph predict`: {where}{end}"]
+        words = "nothing was learnt in them (metrics.jsonl has the reasons)"
+        lines.append(f"  skipped   {skipped:g} of {rounds:g} rounds: {words}")
+    lines += [
+        f"  traffic   {_traffic(result['bytes'], 1)} in all, also after the last "
+        f"round; {_traffic(result['bytes'], clients)} per {one}",
+        f"  time      {_mean(seconds['total']):.1f} s, "
+        f"{_mean(seconds['per-round-median']):.3f} s a round (median); "
+        f"{format_bytes(_mean(result['peak-memory-bytes']))} of memory at most",
+        f"  outputs   {out}",
+    ]
+    if result["config"].get("save", NOTHING) != NOTHING:
+        keep = result["config"]["keep"]
+        lines.append(f"  saved     the {keep} round, for `flower-graph predict` (keep={keep})")
+    return "\n".join(lines)
 
 
 def tested(result: Tree) -> dict[str, float]:
@@ -241,8 +213,7 @@ def describe_baselines(result: Tree) -> list[str]:
     # Equal means over clients may differ in their last digits.
     own = merit(metric, _mean(result.get(f"test-{metric}-at-best-val"))) - 1e-9
     beaten_by = [key for key, value in reached.items() if own <= merit(metric, value)]
-    names = dict.fromkeys(TOGETHER.get(key, BASELINES[key]) for key in beaten_by)
-    words = [f"not better than {name}" for name in names]
+    words = [f"not better than {BASELINES[key]}" for key in beaten_by]
     tries = worth_trying(result.get("config", {}))
     if words and tries:
         words.append(f"try {' or '.join(tries)}")

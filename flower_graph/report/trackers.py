@@ -6,9 +6,8 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from flower_graph.config.schema import flatten
@@ -48,10 +47,10 @@ class Tracker:
     group: str  # the same for all seeds of a command
     settings: Mapping[str, object]  # by dotted key, without what others must not see
     first_round: int  # that will be shown; above 1 in a resumed run
-    known_as: str | None  # the identity that the tracker gave to the run before it was resumed
+    identity: str | None  # that the tracker gave to the run; known at the start of a resumed run
 
-    def start(self) -> str:
-        """Start the record, or go on in it; return the identity by which it is continued."""
+    def start(self) -> None:
+        """Start the record, or go on in it."""
         raise NotImplementedError
 
     def log(self, server_round: int, figures: Mapping[str, float]) -> None:
@@ -64,14 +63,13 @@ class Tracker:
 class TensorBoard(Tracker):
     """A run in TensorBoard; ``tensorboard --logdir`` shows all runs and seeds below a folder."""
 
-    def start(self) -> str:
+    def start(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         # Rounds that a resumed run does again replace those that were shown.
         again = self.first_round if self.first_round > 1 else None
         make_folder(self.out / FOLDER)  # a link is refused
         self._writer = SummaryWriter(str(self.out / FOLDER), purge_step=again)
-        return ""  # the run's folder says which it is
 
     def log(self, server_round: int, figures: Mapping[str, float]) -> None:
         for name, value in figures.items():
@@ -92,25 +90,23 @@ class MLflow(Tracker):
     The server is that of ``MLFLOW_TRACKING_URI``, else the folder ``mlruns`` beside the run.
     """
 
-    def start(self) -> str:
+    def start(self) -> None:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
         address = os.environ.get("MLFLOW_TRACKING_URI") or (self.beside / "mlruns").as_uri()
         self._client = MlflowClient(address)
-        if self.known_as is not None:
-            self._id = self.known_as
-            self._client.update_run(self._id, "RUNNING")
-            return self._id
+        if self.identity is not None:
+            self._client.update_run(self.identity, "RUNNING")
+            return
         named = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
         experiment = self._client.get_experiment_by_name(named)
         number = experiment.experiment_id if experiment else self._client.create_experiment(named)
         made = self._client.create_run(number, tags={"group": self.group}, run_name=self.name)
-        self._id = str(made.info.run_id)
+        self.identity = str(made.info.run_id)
         params = [Param(key, str(value)) for key, value in self.settings.items()]
         for first in range(0, len(params), MOST_PARAMS):
-            self._client.log_batch(self._id, params=params[first : first + MOST_PARAMS])
-        return self._id
+            self._client.log_batch(self.identity, params=params[first : first + MOST_PARAMS])
 
     def log(self, server_round: int, figures: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
@@ -120,12 +116,12 @@ class MLflow(Tracker):
             Metric(re.sub(r"[^\w\-. /]", "_", name), value, now, server_round)
             for name, value in figures.items()
         ]
-        self._client.log_batch(self._id, metrics=metrics)
+        self._client.log_batch(self.identity, metrics=metrics)
 
     def finish(self, final: Mapping[str, float] | None) -> None:
         if final is not None:
             self.log(0, final)
-        self._client.set_terminated(self._id, "KILLED" if final is None else "FINISHED")
+        self._client.set_terminated(self.identity, "KILLED" if final is None else "FINISHED")
 
 
 class WeightsAndBiases(Tracker):
@@ -134,13 +130,13 @@ class WeightsAndBiases(Tracker):
     The library's environment variables hold; without a network ``WANDB_MODE=offline``.
     """
 
-    def start(self) -> str:
+    def start(self) -> None:
         import wandb
 
-        identity = self.known_as or secrets.token_hex(4)
+        self.identity = self.identity or secrets.token_hex(4)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or PROJECT,
-            id=identity,
+            id=self.identity,
             name=self.name,
             group=self.group,
             config=dict(self.settings),
@@ -160,7 +156,6 @@ class WeightsAndBiases(Tracker):
         )
         # Its own steps only grow, and a resumed run does some rounds again.
         self._run.define_metric("*", step_metric="round")
-        return identity
 
     def log(self, server_round: int, figures: Mapping[str, float]) -> None:
         self._run.log({"round": server_round, **figures})
@@ -190,16 +185,12 @@ class Trackers:
         names, self._waiting = self._waiting, ()
         if names:
             self._start(names, report.round)
-        shown = figures_of(report)
-        for name, tracker in list(self._active.items()):
-            self._guarded(name, partial(tracker.log, report.round, shown))
+        self._call("log", report.round, figures_of(report))
 
     def finish(self, result: Mapping[str, object] | None) -> None:
-        final = None
-        if result is not None:
-            final = {f"final/{name}": value for name, value in _finite(result).items()}
-        for name, tracker in list(self._active.items()):
-            self._guarded(name, partial(tracker.finish, final))
+        figures = _finite(result or {}).items()
+        final = None if result is None else {f"final/{name}": value for name, value in figures}
+        self._call("finish", final)
         self._active = {}
 
     def _start(self, names: Sequence[str], first_round: int) -> None:
@@ -215,29 +206,24 @@ class Trackers:
         label = f"{top.name}/{self._out.name}" if is_one_of_several else top.name
         settings = visible({"config": self._title, **self._config})
         about = self._out, top.parent, label, top.name, settings, first_round
-
-        def start(name: str) -> None:
-            tracker = TRACKERS[name](*about, known.get(name))
-            if identity := tracker.start():
-                known[name] = identity
-            self._active[name] = tracker
-
-        for name in names:
-            self._guarded(name, partial(start, name))
+        self._active = {name: TRACKERS[name](*about, known.get(name)) for name in names}
+        self._call("start")
+        known |= {name: one.identity for name, one in self._active.items() if one.identity}
         if known:
             write_json(path, known)
 
-    def _guarded(self, name: str, action: Callable[[], None]) -> None:
-        """Call a tracker; if it fails, warn and drop it for this run."""
-        try:
-            action()
-        except Exception as error:
-            words = one_line(str(error))
-            if "@" in words:  # an address, perhaps with a password
-                words = ""
-            words = f"{type(error).__name__}: {words}".removesuffix(": ")
-            LOG.warning("track: %s failed and is left out from here on: %s", name, words)
-            self._active.pop(name, None)
+    def _call(self, action: str, *given: object) -> None:
+        """Call all trackers; if one fails, warn and drop it for this run."""
+        for name, tracker in [*self._active.items()]:
+            try:
+                getattr(tracker, action)(*given)
+            except Exception as error:
+                words = one_line(str(error))
+                if "@" in words:  # an address, perhaps with a password
+                    words = ""
+                words = f"{type(error).__name__}: {words}".removesuffix(": ")
+                LOG.warning("track: %s failed and is left out from here on: %s", name, words)
+                del self._active[name]
 
 
 def figures_of(report: RoundReport) -> dict[str, float]:

@@ -82,14 +82,14 @@ class Fake(Tracker):
     fails = ""
     started: list[Fake]
 
-    def start(self) -> str:
+    def start(self) -> None:
         Fake.started.append(self)
+        self.known_as = self.identity
         if Fake.fails == "start":
             raise RuntimeError("no server at http://me:word@host")
-        self.identity = self.known_as or f"of-{self.group}"
+        self.identity = self.identity or f"of-{self.group}"
         self.rounds: list[tuple[int, Mapping[str, float]]] = []
         self.final: Any = "not told"
-        return self.identity
 
     def log(self, server_round: int, figures: Mapping[str, float]) -> None:
         if Fake.fails == "log":
