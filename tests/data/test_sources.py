@@ -4,9 +4,7 @@ import gzip
 import json
 import os
 import pickle
-import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -27,20 +25,17 @@ from flower_graph.data.features import ReadOptions, move_features, sketched
 from flower_graph.data.folders.client_folder import client_graph_from_data
 from flower_graph.data.graph import PARTS
 from flower_graph.data.partition.statistics import node_statistics, survey_graph
-from flower_graph.data.sources import names as cache_module
 from flower_graph.data.sources.datasets import load_file, load_pyg, without_duplicates
 from flower_graph.data.sources.names import (
     PygName,
     cache_root,
     cached_folder,
-    check_reachable,
     copy_tree,
     fetching,
     file_path,
     folder_path,
     known_names,
     pyg_name,
-    stall_limit,
 )
 from flower_graph.errors import DataError
 from flower_graph.ops import logistic_regression
@@ -178,7 +173,7 @@ def test_a_missing_set_says_what_is_missing_where_and_what_to_do(cache, root, mo
     (raw / "ind.cora.x").touch()  # one of eight is there
     fold = r"geom-gcn-splits/cora_split_0\.6_0\.2_3\.npz.*Planetoid/Cora/geom-gcn/raw.*failed"
     for split, words in (
-        ("public", rf"no ind\.cora\.tx.* and 4 more .*{raw}.*{cache}.*data\.root.*\[Errno"),
+        ("public", rf"no ind\.cora\.tx.* and 4 more .*{raw}.*{cache}.*data\.root.*failed"),
         ("geom-gcn", fold),
     ):
         with pytest.raises(DataError, match=words):
@@ -202,7 +197,6 @@ def test_what_was_downloaded_is_found_again_without_a_network(cache, root, tmp_p
         (Path(folder) / url.rpartition("/")[2]).write_bytes(served.read_bytes())
 
     monkeypatch.setattr(module, "download_url", fetch)
-    monkeypatch.setattr("flower_graph.data.sources.datasets.check_reachable", lambda urls: None)
     first = load_data(DataConfig(name="WikiCS"))
     served.unlink()
     again = load_data(DataConfig(name="WikiCS"), download=False)
@@ -438,48 +432,6 @@ def test_writers_at_once_each_get_a_complete_folder(cache):
         folders = [*pool.map(lambda _: cached_folder("key", fill), range(4))]
     assert [{path.name for path in one.iterdir()} for one in folders] == [{"first", "second"}] * 4
     assert [path.name for path in cache.iterdir()] == ["key"]
-
-
-# Hosts ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def direct(monkeypatch):
-    """Keep a proxy of the machine out of the way."""
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-
-
-def test_a_silent_host_does_not_hold_anything_up(monkeypatch):
-    monkeypatch.setattr(cache_module, "PROBE_SECONDS", 0.2)
-    start, before = time.monotonic(), socket.getdefaulttimeout()
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,  # accepts, and never says a word
-        pytest.raises(OSError, match="timed out"),
-    ):
-        check_reachable([f"http://127.0.0.1:{server.getsockname()[1]}/file"])
-    assert time.monotonic() - start < 5
-    with pytest.raises(KeyError), stall_limit():
-        assert socket.getdefaulttimeout() == cache_module.STALL_SECONDS
-        raise KeyError
-    assert socket.getdefaulttimeout() == before
-
-
-def test_one_host_that_answers_is_enough_and_none_to_reach_no_failure():
-    check_reachable([])
-    with socket.create_server(("127.0.0.1", 0)) as server:  # nobody listens there afterwards
-        closed = f"http://127.0.0.1:{server.getsockname()[1]}/file"
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer():
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(4096)
-                connection.sendall(b"HTTP/1.0 404 Not Found\r\nContent-Length: 0\r\n\r\n")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        check_reachable([closed, f"http://127.0.0.1:{server.getsockname()[1]}/file"])
-        thread.join()
 
 
 # From a name and a config to a checked graph ------------------------------------------------------

@@ -128,7 +128,7 @@ def test_a_deployed_supernode_fetches_nothing(
     def stop(*_: object, **__: object) -> None:
         raise AssertionError("a SuperNode asked the network")
 
-    monkeypatch.setattr("flower_graph.data.sources.datasets.check_reachable", stop)
+    monkeypatch.setattr("flower_graph.data.sources.datasets.stall_limit", stop)
     monkeypatch.setenv("FLOWER_GRAPH_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("FLOWER_GRAPH_DATA", raising=False)
     said = asked(app, tmp_path, config=CORA, overrides="data.name=Airports/usa")

@@ -1,7 +1,6 @@
 """Names of data sets, where their files are, and how long a download waits.
 
-The data root is only read. Loaders write to the cache folder. Without a network, downloads fail
-within seconds.
+The data root is only read. Loaders write to the cache folder.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from contextvars import ContextVar
 from difflib import get_close_matches
 from pathlib import Path, PurePath
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from flower_graph.errors import DataError, told
 from flower_graph.storage.files import ROOT_VARIABLE, data_root, user_cache
@@ -226,8 +224,7 @@ def _unknown(name: str, names: Sequence[str], allowed: str) -> DataError:
 # The cache, and downloads -------------------------------------------------------------------------
 
 CACHE_VARIABLE = "FLOWER_GRAPH_CACHE"
-PROBE_SECONDS = 5.0  # for a first answer from a host
-STALL_SECONDS = 30.0  # without a byte during a download
+STALL_SECONDS = 15.0  # without a byte before or during a download
 _MAY_FETCH = ContextVar("may-fetch", default=True)
 
 
@@ -305,27 +302,6 @@ def missing_message(
         error = DataError(f"{missing} ({off})")
         raise told(error, "this SuperNode fetches no data: its node config names none in data")
     return missing
-
-
-def check_reachable(urls: Iterable[str]) -> None:
-    """Raise OSError when none of the hosts of these addresses answers within seconds."""
-    # A firewall that drops packets would otherwise hold a download up for minutes.
-    from urllib.error import HTTPError  # not at the top: not every command needs them
-    from urllib.request import urlopen
-
-    sites = sorted({f"{parts.scheme}://{parts.netloc}/" for parts in map(urlsplit, urls)})
-    failures = []
-    for site in sites:
-        try:
-            # Only http(s) addresses come here; urllib honours the proxy settings.
-            with urlopen(site, timeout=PROBE_SECONDS):
-                return
-        except HTTPError:
-            return  # an answer, if not a page
-        except OSError as error:
-            failures.append(f"{site}: {getattr(error, 'reason', error)}")
-    if failures:
-        raise OSError("; ".join(failures))
 
 
 @contextmanager
