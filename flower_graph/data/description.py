@@ -243,7 +243,8 @@ def describe_graph(data: Any, how: ReadOptions = PLAIN, where: str = "") -> NewG
         raise DataError(f"the graph has no {next(filter(lacking.get, lacking))}")
     if x is not None:
         # Numbers of a text have no type, which a note could name
-        x = read_features(x, [] if isinstance(columns, Columns) else notes, how.missing)
+        told = [] if (is_text := isinstance(columns, Columns)) else notes
+        x = read_features(x, told, how.missing, (names, columns) if is_text else None)
     n, targets = None if x is None else len(x), None
     labels: Tensor | list[str | None]
     if how.targets and y is not None:
@@ -272,10 +273,14 @@ def describe_graph(data: Any, how: ReadOptions = PLAIN, where: str = "") -> NewG
     return NewGraph(x, edges, *own, where)
 
 
-def read_features(x: object, notes: list[str], missing: str = REFUSE) -> Tensor:
+# Any: the names of nodes and the columns of a table
+def read_features(
+    x: object, notes: list[str], missing: str = REFUSE, named: tuple[Any, Any] | None = None
+) -> Tensor:
     """Return features as dense float32, from any kind of matrix; add notes.
 
-    Numbers that may have more digits stay float64 until they are treated.
+    Numbers that may have more digits stay float64 until they are treated. ``named`` are the names
+    of nodes and columns for errors.
     """
     given = as_tensor("x", x)
     if given.dim() != 2 or given.is_complex():
@@ -291,15 +296,12 @@ def read_features(x: object, notes: list[str], missing: str = REFUSE) -> Tensor:
     if not torch.isfinite(result.sum()):  # if it is, every term is, and takes no second matrix
         wrong = torch.isinf(result) if missing == MEAN else ~torch.isfinite(result)
         if wrong.any():
-            place = wrong.nonzero()[0].tolist()
-            value = given[*place].item()
-            raise DataError(f"x{place} is {value}: must be finite, below 3e38{if_nan(value)}")
+            row, column = place = wrong.nonzero()[0].tolist()
+            value, names = given[row, column].item(), named or ()
+            where = f"node {names[0][row]!r}: {names[1][column][0]}" if names else f"x{place}"
+            remedy = f"; data.missing={MEAN} fills what is missing" if value != value else ""
+            raise DataError(f"{where} is {value}: must be finite, below 3e38{remedy}")
     return given.double() if given.dtype in WIDE else result
-
-
-def if_nan(value: float) -> str:
-    """Return the remedy for a number that is missing, to follow an error."""
-    return f"; data.missing={MEAN} fills what is missing" if value != value else ""
 
 
 def read_edges(edge_index: object, num_nodes: int, notes: list[str]) -> Tensor:

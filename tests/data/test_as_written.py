@@ -306,7 +306,7 @@ def gephi(folder: Path) -> Path:
     nodes = "".join(
         f'<node id="{name}"><data key="label">{name.title()}</data><data key="group">{label}</data>'
         f'<data key="age">{age}</data><data key="size">10.0</data><data key="r">153</data>'
-        f'<data key="g">0</data><data key="b">{age}</data><data key="x">{age}</data>'
+        f'<data key="g">0</data><data key="b">{age:.0f}</data><data key="x">{age}</data>'
         '<data key="y">-1.0</data></node>'
         for name, label, (age, _) in zip(PEOPLE, LABELS, X, strict=True)
     )
@@ -328,7 +328,7 @@ def yed(folder: Path) -> Path:
     nodes = "".join(
         f'<node id="n{row}"><data key="d4" xml:space="preserve"/><data key="d5"/><data key="d6">'
         '<y:ShapeNode><y:Geometry height="30.0" width="30.0" x="1.0" y="2.0"/>'
-        f"<y:NodeLabel>{name}</y:NodeLabel></y:ShapeNode></data>"
+        f'<y:NodeLabel>{name}</y:NodeLabel><y:Shape type="rectangle"/></y:ShapeNode></data>'
         f'<data key="d7">{LABELS[row]}</data><data key="d8">{X[row][0]}</data></node>'
         for row, name in enumerate(PEOPLE)
     )
@@ -402,7 +402,7 @@ DESCRIBED = f"""\
   <key id="d2" for="edge" attr.name="weight" attr.type="double">
     <default>2.5</default>
   </key>
-  <key id="d3" attr.name="new" attr.type="boolean"><default>false</default></key>
+  <key id="d3" for="node" attr.name="new" attr.type="boolean"><default>false</default></key>
   <key id="d4" for="node" attr.name="id" attr.type="string"/>
   <graph edgedefault="undirected">
     <desc>people</desc>
@@ -595,12 +595,12 @@ REFUSED: list[tuple[Files, How, str]] = [
     (nodes("income", "AGE"), PLAIN, r"nodes\.csv: .*'age'"),
     (nodes("label,", "class,"), PLAIN, "no label.*class"),
     (nodes("40,2", "40,two"), PLAIN, r"nodes\.csv: line 3.*'two'"),
-    (nodes("40,2", "40,"), PLAIN, r"nodes\.csv: line 3"),
+    (nodes("40,2", "40,"), PLAIN, "node 'bert': income is nan"),
     (nodes("40,2", "40"), PLAIN, r"nodes\.csv: line 3: 4.*line 1"),
-    (nodes("40,2", "nan,2"), PLAIN, r"nodes\.csv: line 3.*nan"),
-    (nodes("40,2", "1e39,2"), PLAIN, r"nodes\.csv: line 3.*1e\+39"),
+    (nodes("40,2", "nan,2"), PLAIN, r"node 'bert': age is nan"),
+    (nodes("40,2", "1e39,2"), PLAIN, r"node 'bert': age is 1e\+39"),
     (nodes("bert,", ","), PLAIN, r"nodes\.csv: line 3"),
-    (nodes("bert,", "anna,"), PLAIN, r"nodes\.csv: line 3.*'anna'.* 2"),
+    (nodes("bert,", "anna,"), PLAIN, r"nodes\.csv: line 3: name: 'anna'"),
     (nodes(",val,", ",valid,"), PLAIN, r"nodes\.csv: line 5.*'valid'"),
     (nodes(NODES, ""), PLAIN, r"nodes\.csv: is empty"),
     (nodes(NODES, "name,label\n"), PLAIN, "has no nodes"),
@@ -616,7 +616,7 @@ REFUSED: list[tuple[Files, How, str]] = [
     (two('"","name","label"\n"1","anna","cat"\n'), PLAIN, ".*row.names = FALSE"),
     (two(QUOTED.replace('"anna"', '"1","anna"', 1)), PLAIN, ".*row.names"),
     (two('"name" "label"\n"1" "anna" "cat"\n'), PLAIN, r"nodes\.csv"),
-    (two("\ufeff" + (HEAD + ROWS).replace("40.0", "#N/A")), PLAIN, r"nodes\.csv: line 3: age"),
+    (two("\ufeff" + (HEAD + ROWS).replace("40.0", "#N/A")), PLAIN, "node 'bert': age"),
     (two(HEAD + ROWS, ",source,target\n0,anna,bert\n"), PLAIN, r"edges\.csv: .*"),
     (two("vertex ID,name,label\n0,anna,cat\n1,bert,dog\n", "edge ID,source,target\n0,0,1\n"),
      PLAIN, ".*'0' is no node"),
@@ -628,25 +628,26 @@ REFUSED: list[tuple[Files, How, str]] = [
     (two(HEAD + ROWS, ""), PLAIN, r"edges\.csv: is empty"),
     ({"nodes.csv": NODES}, PLAIN, r"edges\.csv: there is no such file"),
     (two(HEAD + ROWS), How(weight="value"), r"data\.weight"),
-    *((weight(value), PLAIN, r"edges\.csv: line 3: weight") for value in ("", '"1,5"', "strong")),
+    (weight(""), How(weights=True), "edge_weight is nan"),
+    *((weight(value), PLAIN, r"edges\.csv: line 3: weight") for value in ('"1,5"', "strong")),
     ({"g.json": ""}, PLAIN, r"g\.json"),
     ({"g.json": HALF[: len(HALF) // 2]}, PLAIN, r"g\.json.*line 1"),
     ({"g.json": "[1]"}, PLAIN, r"g\.json.*nodes.*links"),
     ({"g.json": '{"nodes": 3, "links": []}'}, PLAIN, r"g\.json.*nodes"),
-    ({"g.json": '{"nodes": [3], "links": []}'}, PLAIN, r"g\.json: node 0: 3"),
+    ({"g.json": '{"nodes": [3], "links": []}'}, PLAIN, r"g\.json: .*: 3"),
     (both(nodes=MANY), How(missing="mean"), ".*attributes"),
     (both(links=IN_JSON["edges"][:1]), PLAIN, r"g\.json.*`links` and `edges`"),
     (changed("id", "anna"), PLAIN, r"g\.json: node 1: name: 'anna'"),
     (changed("age", "old"), PLAIN, r"g\.json: node 1: age: 'old'"),
-    (changed("age", None), PLAIN, r"g\.json: node 1: age"),
+    (changed("age", None), PLAIN, r"g\.json: node 'bert': age"),
     (changed("age", [1, 2], one=0), PLAIN, r"g\.json: node 1: age.* 2"),
-    (changed("city", 5), PLAIN, r"g\.json: node 0: city"),
+    (changed("city", 5), PLAIN, r"g\.json: node 'anna': city"),
     (changed("split", "all"), PLAIN, r"g\.json: node 1: split: 'all'"),
     (changed("label", ["cat", "dog"]), PLAIN, r"g\.json: node 1: label.*'cat', 'dog'"),
     (changed("target", "zoe", "links"), PLAIN, r"g\.json: edge 1: target: 'zoe'"),
-    (changed("weight", None, "links"), PLAIN, r"g\.json: edge 1: weight"),
+    (changed("weight", None, "links"), How(weights=True), r"g\.json: edge_weight"),
     ({"g.graphml": DESCRIBED[: len(DESCRIBED) // 2]}, PLAIN, r"g\.graphml"),
-    ({"g.graphml": DESCRIBED.replace("<edge id", "<hyperedge/><edge id")}, PLAIN, ".*two ends"),
+    ({"g.graphml": DESCRIBED.replace("<edge id", "<hyperedge/><edge id")}, PLAIN, ".*hyperedges"),
 ]  # fmt: skip
 
 
@@ -758,11 +759,11 @@ def table(rows: str, count: int) -> str:
     [
         (TOWNS, FILLED, ""),
         (TOWNS.replace("30,", ","), FILLED, ""),
-        (TOWNS, How(categories="one-hot"), r"line 3: age.*data\.missing=mean"),
+        (TOWNS, How(categories="one-hot"), r"'bert': age.*data\.missing=mean"),
         (TOWNS, How(missing="mean"), r"line 2: town.*data\.categories=one-hot"),
-        (TOWNS.replace("30,", "nan,"), How(categories="one-hot"), r"line 2: age"),
+        (TOWNS.replace("30,", "nan,"), How(categories="one-hot"), "'anna': age"),
         (TOWNS.replace("60,bern", "60,7"), FILLED, r"line 4: town.* 2 .*'bern'"),
-        (TOWNS.replace("60,bern", "inf,bern"), FILLED, "line 4: age: inf"),
+        (TOWNS.replace("60,bern", "inf,bern"), FILLED, "'cora': age is inf"),
         (table("", 9), FILLED, "a: no node"),
         (table("word{}", 1001), FILLED, "a: has 1001"),
     ],

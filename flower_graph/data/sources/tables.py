@@ -7,25 +7,23 @@ identity; any other column is a feature, and must hold numbers. No code in such 
 import csv
 import math
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from itertools import chain, islice
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree import ElementTree
-from xml.parsers import expat
 
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import MEAN, ONE_HOT
-from flower_graph.data.description import BLANK, advice_of, if_nan, number_of, saying, word_of
-from flower_graph.data.features import PLAIN, Columns, ReadOptions, encode_words
+from flower_graph.config.common import ONE_HOT
+from flower_graph.data.description import BLANK, advice_of, number_of, saying, word_of
+from flower_graph.data.features import Columns, ReadOptions, encode_words
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources.names import EDGES, NODES, table_in
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import (
+    MIB,
     MOST_GRAPH,
     open_regular,
     open_text,
@@ -48,9 +46,8 @@ DRAWN = (
     (GEPHI, _PLACES, _PLACES | {"z"}),
     (GEPHI, {"viz"}, {"viz"}),  # of its GEXF, as NetworkX reads it
     (GEPHI, {"label", "timeset"}, {"timeset"}),
+    (YED, {"shape_type"}, {"shape_type", "x", "y", "url", "description"}),  # as NetworkX reads it
 )
-MOST_ROW = 1 << 24  # characters of a row of a table
-AT_ONCE = 256  # rows that become columns together
 # Entries of all nodes with what is missing: at most so many, or so many times those that are there
 MOST_FILLED, SPARSEST = 1 << 22, 32
 ENDS, ENDS_OF_R, WEIGHT = ("source", "target"), ("from", "to"), "weight"
@@ -66,17 +63,15 @@ class Roles(NamedTuple):
     notes: list[str]
 
 
-def roles_of(columns: Sequence[str], how: ReadOptions, program: str = "") -> Roles:
+def roles_of(columns: Sequence[str], how: ReadOptions) -> Roles:
     """Tell what each column is; own ones in any case of letters."""
     lower = {key.lower(): key for key in reversed(columns)}
     own = {key: lower[key] for key in OWN if key in lower}
-    out = {INDEX} & {*columns}
+    out, program = {INDEX} & {*columns}, ""
     for name, marks, drawn in DRAWN:
         if marks <= {*lower}:
             program = program or name
             out |= {lower[key] for key in drawn if key in lower}
-    if program == YED:  # which writes them empty
-        out |= {lower[key] for key in ("url", "description") if key in lower}
     if how.label is not None:
         chosen = _column("label", how.label, columns, how.needs_labels)
         out |= {own[LABEL]} if LABEL in own else set()
@@ -127,12 +122,7 @@ class _Entries(NamedTuple):
     def numbers(self, key: str, remedy: str) -> tuple[Tensor, dict[int, str]]:
         """Return numbers, float64 ``[n]``, NaN for a word or nothing, and the words by row."""
         given, comma, words = self.cells[key], self.how.has_comma, dict[int, str]()
-        try:  # all at once, as long as all are numbers by Python's own rule
-            if comma:
-                raise ValueError("a point is no decimal sign here")
-            return torch.tensor([*map(float, given)], dtype=torch.float64), words
-        except (TypeError, ValueError, OverflowError):
-            found = [number_of(value, comma=comma) for value in given]
+        found = [number_of(value, comma=comma) for value in given]
         for row in [row for row, number in enumerate(found) if number is None]:
             value = given[row]
             if (advice := advice_of(value, comma=comma)) or remedy or not isinstance(value, str):
@@ -147,18 +137,16 @@ def _graph(
     """Return nodes and edges as the entries of a saved graph, unchecked."""
     if not nodes.places:
         raise DataError("has no nodes")
-    names, number = nodes.words("name", ids), dict[str, int]()
+    names, number = nodes.words("name", ids), dict[str | None, int]()
     for row, name in enumerate(names):
-        if name is None:
-            raise nodes.wrong(row, "name: is empty; every node needs a name of its own")
-        if (first := number.setdefault(name, row)) != row:
-            raise nodes.wrong(row, f"name: {name!r} is there already, {nodes.places[first]}")
+        if name is None or number.setdefault(name, row) != row:
+            raise nodes.wrong(row, f"name: {name or ''!r}: every node needs one of its own")
     own = {key: nodes.words(key, nodes.cells[column]) for key, column in roles.own.items()}
     own = {key: words for key, words in own.items() if any(words)}
     if nodes.how.needs_labels and LABEL not in own:
         others = ", ".join(roles.features)
         raise DataError(f"no {LABEL} at any node; data.label names it: {others}")
-    values: dict[str, object] = {"y": own.pop(LABEL, [None] * len(names)), "names": (*number,)}
+    values: dict[str, object] = {"y": own.pop(LABEL, [None] * len(names)), "names": (*names,)}
     if (splits := own.pop(SPLIT, None)) is not None:
         for row, split in enumerate(splits):
             if split is not None and split not in ROLES:
@@ -167,28 +155,22 @@ def _graph(
             values[part] = torch.tensor([split == role for split in splits])
     if roles.features:
         values["x"], values["columns"] = _features(nodes, roles.features)
-    pairs = []
+    pairs = list[list[int]]()
     for key in ENDS:
-        given = edges.cells.pop(key)
-        # Most are written as names, before the rule for words
-        written = all(isinstance(one, str) and one in number for one in given)
-        found = given if written else edges.words(key, given)
+        found = edges.words(key, edges.cells.pop(key))
         for row, name in enumerate(found):
             if name not in number:
                 raise edges.wrong(row, f"{key}: {name or ''!r:.40} is no node")
-        pairs.append(torch.tensor([number[str(name)] for name in found], dtype=torch.int64))
+        pairs.append([number[name] for name in found])
     wanted = edges.how.weight
     weight = _column("weight", wanted or WEIGHT, [*edges.cells], wanted is not None)
     unused, notes = sorted({*edges.cells} - {weight, "key", "id"}), roles.notes
     notes = [*notes, f"{', '.join(unused)} of the edges not used"] if unused else notes
     if weight is not None:
         numbers, _ = edges.numbers(weight, "data.weight names the column")
-        if (known := ~numbers.isnan()).any():
-            if not known.all():
-                row = int((~known).nonzero()[0])
-                raise edges.wrong(row, f"{weight}: is empty, and others have one")
+        if not numbers.isnan().all():
             values["edge_weight"] = numbers.float()
-    values |= {"edge_index": torch.stack(pairs), **own}
+    values |= {"edge_index": torch.tensor(pairs, dtype=torch.int64), **own}
     return values | ({"notes": tuple(notes)} if notes else {})
 
 
@@ -199,20 +181,14 @@ def _features(nodes: _Entries, keys: Sequence[str]) -> tuple[Tensor, Columns]:
     for key in keys:
         remedy = f"leave {key} out, or set data.categories={ONE_HOT}, or data.label={key}"
         numbers, words = nodes.numbers(key, "" if takes_words else remedy)
-        wrong, known = numbers.float().isinf(), list[str | None]([None])
-        if nodes.how.missing != MEAN:
-            wrong |= numbers.isnan().index_fill(0, torch.tensor([*words], dtype=torch.int64), False)
-        if words and (some := ~numbers.isnan()).any():
-            row, (other, word) = int(some.nonzero()[0]), next(iter(words.items()))
-            why = f"is a number, but {nodes.places[other]} has {word!r:.40}"
-            raise nodes.wrong(row, f"{key}: {numbers[row]:g} {why}")
-        if wrong.any():
-            value = float(numbers[row := int(wrong.nonzero()[0])])
-            raise nodes.wrong(row, f"{key}: {value}: must be a number below 3e38{if_nan(value)}")
+        known: Sequence[str | None] = [None]
         if words:
+            if (some := ~numbers.isnan()).any():
+                row, (other, word) = int(some.nonzero()[0]), next(iter(words.items()))
+                why = f"is a number, but {nodes.places[other]} has {word!r:.40}"
+                raise nodes.wrong(row, f"{key}: {numbers[row]:g} {why}")
             with saying(key):
-                numbers, found = encode_words(numbers, words)
-                known = [*found]
+                numbers, known = encode_words(numbers, words)
         parts.append(numbers.reshape(len(numbers), -1))
         pairs += [(key, word) for word in known]
     return torch.cat(parts, 1), Columns(pairs)
@@ -239,34 +215,15 @@ def read_tables(folder: Path, how: ReadOptions) -> dict[str, object]:
     return _graph(nodes, nodes.cells[roles.names[0]], roles, edges)
 
 
-def names_clients(folder: Path) -> bool:
-    """Return whether tables have a column for the client, from their header alone."""
-    with saying(f"file {folder}"):
-        header = _read_table(table_in(folder, NODES), PLAIN, rows=0).cells
-    return CLIENT in [key.lower() for key in header]
-
-
-def _read_table(path: Path, how: ReadOptions, rows: int | None = None) -> _Entries:
-    """Read a table, or its header and so many rows."""
-    used = 0  # characters of this row so far
-
-    def lines() -> Iterator[str]:
-        nonlocal used
-        for number, line in enumerate(iter(partial(stream.readline, MOST_ROW), ""), 1):
-            used += len(line)
-            if used >= MOST_ROW:
-                raise DataError(f"line {number}: a row of more than {MOST_ROW:,} characters")
-            yield line
-
+def _read_table(path: Path, how: ReadOptions) -> _Entries:
     with (
         reading(path.name, DataError),
         saying(path.name),
         open_text(path, MOST_GRAPH, "utf-8-sig") as stream,
     ):
-        text = lines()
-        first = next(text, "")
-        delimiter = max(",;\t", key=_QUOTED.sub("", first).count)
-        reader = csv.reader(chain([first], text), delimiter=delimiter, strict=True)
+        delimiter = max(",;\t", key=_QUOTED.sub("", stream.readline(MIB)).count)
+        stream.seek(0)
+        reader = csv.reader(stream, delimiter=delimiter, strict=True)
         try:
             header = [key.strip(BLANK) for key in next(reader, [])]
             while header and not header[-1]:  # a comma ends the line
@@ -280,30 +237,19 @@ def _read_table(path: Path, how: ReadOptions, rows: int | None = None) -> _Entri
                     raise DataError(f"a column is called {key!r}: {remedy}")
                 if lower[index] in lower[:index]:
                     raise DataError(f"two columns are called {lower[index]!r}")
-            places, read, wanted = list[int](), list[list[str]](), len(header)
-            cells: dict[str, list[Any]] = {key: [] for key in header}
-            for row in islice(reader, rows):
-                used = 0
+            places, rows, wanted = list[int](), list[list[str]](), len(header)
+            for row in reader:
                 if not any(cell.strip(BLANK) for cell in row):
                     continue
-                if len(row) != wanted and (len(row) < wanted or any(row[wanted:])):
-                    # Not commas that end the line
+                if len(row) < wanted or any(row[wanted:]):  # not commas that end the line
                     why = f"{len(row)} cells, line 1 {wanted}; a comma needs quotes, or R wrote"
                     raise DataError(f"line {reader.line_num}: {why} row.names")
                 places.append(reader.line_num)
-                read.append(row)
-                if len(read) == AT_ONCE:
-                    _add_columns(cells, read)
-            _add_columns(cells, read)
+                rows.append(row)
         except csv.Error as error:
             raise DataError(f"line {reader.line_num}: is damaged ({error})") from error
+    cells: dict[str, list[Any]] = {key: [row[at] for row in rows] for at, key in enumerate(header)}
     return _Entries(f"{path.name}: line", places, cells, how)
-
-
-def _add_columns(cells: Mapping[str, list[Any]], rows: list[list[str]]) -> None:
-    for column, found in zip(cells.values(), zip(*rows, strict=False), strict=False):
-        column.extend(map(sys.intern, found))  # most cells of a table occur more than once
-    rows.clear()
 
 
 # Node-link JSON and GraphML -----------------------------------------------------------------------
@@ -312,22 +258,31 @@ def _add_columns(cells: Mapping[str, list[Any]], rows: list[list[str]]) -> None:
 def read_node_link(path: Path, how: ReadOptions) -> dict[str, object]:
     """Read the JSON of NetworkX's ``node_link_data``."""
     content = parse_json(read_bytes(path, MOST_GRAPH))
-    listed = content if isinstance(content, dict) else {}
-    given = [one for key in ("links", "edges") if isinstance(one := listed.get(key), list)]
-    links = max(given, key=len, default=None)
-    if not isinstance(listed.get("nodes"), list) or links is None:
+    given = content if isinstance(content, dict) else {}
+    nodes = given.get("nodes")
+    both = [one for key in ("links", "edges") if isinstance(one := given.get(key), list)]
+    links: Any = max(both, key=len, default=None)
+    if not isinstance(nodes, list) or links is None:
         raise DataError("must be node-link JSON, with lists `nodes` and `links`")
-    if all(given) and len(given) > 1 and given[0] != given[1]:
+    if all(both) and both[0] != links:
         raise DataError("has `links` and `edges`, which differ: leave one out")
-    for kind, entries in (("node", listed["nodes"]), ("edge", links)):
-        for index, entry in enumerate(entries):
-            if not isinstance(entry, dict):
-                raise DataError(f"{kind} {index}: {entry!r:.40} is no table")
+    if other := [one for one in (*nodes, *links) if not isinstance(one, dict)]:
+        raise DataError(f"must be node-link JSON: {other[0]!r:.40} is no table")
     ids = []
-    for entry in listed["nodes"]:
+    for entry in nodes:
         key = next((one for one in entry if one.lower() == "id"), None)
         ids.append(entry.get("name") if key is None else entry.pop(key))
-    return _of_entries(ids, listed["nodes"], links, how)
+    return _of_entries(ids, nodes, links, how)
+
+
+def read_graphml(path: Path, how: ReadOptions) -> dict[str, object]:
+    """Read GraphML, as NetworkX, igraph, Gephi, yEd and others write it."""
+    import networkx as nx  # not at the top: it takes a while
+
+    with open_regular(path, MOST_GRAPH) as stream, warnings.catch_warnings(action="ignore"):
+        graph: Any = nx.read_graphml(stream, force_multigraph=True)
+    links = [{**own, ENDS[0]: one, ENDS[1]: other} for one, other, own in graph.edges(data=True)]
+    return _of_entries([*graph], [*graph.nodes.values()], links, how, graph.graph)
 
 
 def _of_entries(
@@ -335,20 +290,20 @@ def _of_entries(
     given: Sequence[Mapping[str, Any]],
     links: Sequence[Mapping[str, Any]],
     how: ReadOptions,
-    program: str = "",
+    defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, object]:
-    """Make a graph from named entries and their attributes."""
+    """Make a graph from named entries and their attributes, or NetworkX's defaults for these."""
     both = []
     for unit, entries, ends in (("node", given, ()), ("edge", links, ENDS)):
-        keys = dict.fromkeys(chain(*entries, ends))
+        default = (defaults or {}).get(f"{unit}_default", {})
+        keys = dict.fromkeys(chain(*entries, ends, default))
         most = max(MOST_FILLED, SPARSEST * sum(map(len, entries)))
         if len(keys) * len(entries) > most:
             raise DataError(f"{len(keys):,} attributes: more than {most:,} entries")
-        cells: dict[str, list[Any]] = {key: [one.get(key) for one in entries] for key in keys}
+        cells = {key: [one.get(key, default.get(key)) for one in entries] for key in keys}
         both.append(_Entries(unit, range(len(entries)), cells, how))
     nodes, edges = both
-    roles = roles_of([*nodes.cells], how, program)
-    columns = list[str]()
+    roles, columns = roles_of([*nodes.cells], how), list[str]()
     for key in roles.features:  # a list of numbers is several features
         values = nodes.cells[key]
         first = next((value for value in values if value is not None), None)
@@ -362,63 +317,6 @@ def _of_entries(
             columns.append(f"{key}[{place}]")
             nodes.cells[columns[-1]] = [None if one is None else one[place] for one in values]
     graph = _graph(nodes, ids, roles._replace(features=columns), edges)
-    if roles.names:  # igraph numbers nodes, and has their names besides
-        named = nodes.words(key := roles.names[0], nodes.cells[key])
-        if None in named:
-            raise nodes.wrong(named.index(None), f"{key}: is empty, and other nodes have one")
-        graph["names"] = tuple(named)
-    return graph
-
-
-def read_graphml(path: Path, how: ReadOptions) -> dict[str, object]:
-    """Read GraphML, as NetworkX, igraph, Gephi, yEd and others write it."""
-    # NetworkX's own reader makes a node of an end that is none, and knows no defaults for all.
-    with open_regular(path, MOST_GRAPH) as stream:
-        parser = expat.ParserCreate()
-        parser.EntityDeclHandler = _refuse_entity
-        parser.ParseFile(stream)
-        most = max(MOST_FILLED, stream.tell())
-        stream.seek(0)
-        root = ElementTree.parse(stream).getroot()
-    if root.find(".//{*}hyperedge") is not None:
-        raise ValueError("it has a hyperedge, and edges have two ends here")
-    program, keys = "", dict[str | None, tuple[str, bool]]()  # its name, and whether it is boolean
-    defaults: dict[str, dict[str, object]] = {"node": {}, "edge": {}}
-
-    def value_of(text: str | None, is_boolean: bool) -> object:
-        word = (text or "").strip()
-        return {"true": True, "false": False}.get(word.lower(), word) if is_boolean else word
-
-    def said(element: ElementTree.Element, domain: str) -> dict[str, object]:
-        result = dict(defaults[domain])
-        for data in element.iterfind("{*}data"):
-            name, is_boolean = keys.get(given := data.get("key"), (given or "", False))
-            if name:
-                result[name] = value_of(data.text, is_boolean)
-        return result
-
-    for key in root.iterfind("{*}key"):
-        name, is_boolean = key.get("attr.name") or key.get("id") or "", key.get("attr.type")
-        if key.get("yfiles.type") is not None:
-            program, name = YED, ""
-        keys[key.get("id")] = name, is_boolean == "boolean"
-        default = value_of(key.findtext("{*}default"), is_boolean == "boolean")
-        for domain in defaults if name and default != "" else ():
-            if key.get("for", "all") in (domain, "all"):
-                defaults[domain][name] = default
-    ids, nodes, filled = list[str | None](), list[dict[str, object]](), 0
-    for element in root.iterfind(".//{*}node"):
-        ids.append(element.get("id"))
-        nodes.append(said(element, "node"))
-        filled += len(nodes[-1])
-        if filled > most:
-            raise ValueError(f"with defaults its nodes have more than {most:,} entries")
-    links = [
-        said(element, "edge") | {key: element.get(key) for key in ENDS}
-        for element in root.iterfind(".//{*}edge")
-    ]
-    return _of_entries(ids, nodes, links, how, program)
-
-
-def _refuse_entity(name: str, *_: object) -> None:
-    raise ValueError(f"it declares an entity, {name:.40}, and GraphML needs none")
+    named = nodes.words("name", nodes.cells[roles.names[0]]) if roles.names else [None]
+    # igraph numbers nodes, and has their names besides
+    return graph if None in named else graph | {"names": tuple(named)}
