@@ -23,6 +23,7 @@ from flower_graph.client.state import forget_run
 from flower_graph.config.common import RunConfig
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
+from flower_graph.outputs.files import Embeddings
 from flower_graph.records.participation import numbers
 from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.secure.node_config import FEWEST_PARTIES
@@ -202,9 +203,11 @@ class Done:
     def kept(self) -> dict[str, torch.Tensor]:
         files = sorted(self.out.glob("weights.safetensors"))
         kept = {name: value for file in files for name, value in load_file(file).items()}
-        for file in sorted(self.out.glob("embeddings/*.npz")):
-            with np.load(file) as arrays:
-                kept |= {f"{file.stem}/{k}": torch.as_tensor(v) for k, v in arrays.items()}
+        for file in self.out.parent.rglob(f"{self.out.name}*/**/{Embeddings.FILE}"):
+            if (rows := Embeddings.read(file.parent)) is not None:
+                kept |= {
+                    f"z-{c}": torch.as_tensor(rows.of_client(c).embeddings) for c in {*rows.client}
+                }
         return kept
 
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context
+from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
@@ -26,16 +26,14 @@ from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.sum.messages import RING
-from flower_graph.storage.files import private_folder
-from flower_graph.storage.writing import replaced, saying
 from flower_graph.strategies.ppfl.config import PRECISIONS
 from flower_graph.strategies.ppfl.evaluation import GraphJudge
 from flower_graph.strategies.ppfl.messages import (
     ABSENT,
     MEANS,
     MEASURED,
-    NOT_FINITE,
     NOT_TOLD,
+    UNUSABLE,
     Claims,
     EmbeddingEnrolment,
     FloatArray,
@@ -47,16 +45,15 @@ from flower_graph.strategies.ppfl.messages import (
     find_slots,
 )
 from flower_graph.strategies.ppfl.modules import Asked
-from flower_graph.wire.arrays import Answer, Config, Parameters, decode_array
+from flower_graph.wire.arrays import Answer, Config, Parameters
 from flower_graph.wire.counts import added, counts_size
 from flower_graph.wire.fields import Resume
-from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, ROLES, RUN_TOKEN, SERVER_ROUND
+from flower_graph.wire.keys import CHECKPOINT, MAX_NUMBER, ROLES, RUN_TOKEN
 
 Floats = NDArray[np.float64]
 # Evaluates the embeddings of all of a client's nodes, given the round and whether it is the last
 Judge = Callable[[FloatArray, int, bool], Mapping[str, float]]
-ROTATIONS = "public-rotations"  # in Context.state: W_i of each client
-RUN = "public-run"  # likewise: the run of a SuperNode with a key of its own
+RUN = "public-run"  # in Context.state: the run of a SuperNode with a key of its own
 ROUNDS = b"public-rounds"  # in its journal
 
 
@@ -124,25 +121,24 @@ class EmbeddingClient:
     judge: Judge | None = None
 
     def __post_init__(self) -> None:
-        who, n = f"client {self.number}", self.nodes.size
-        for name, values in (("nodes", self.nodes), ("rows", self.rows)):
-            if values.ndim != 1 or values.size == 0 or np.unique(values).size != values.size:
-                why = "one or more different numbers are allowed"
-                raise ValueError(f"{who}: {name} of shape {values.shape}: {why}")
-        least, most = int(self.rows.min()), int(self.rows.max())
-        if least < 0 or most >= n or self.dimension < 1:
-            given = f"rows {least} to {most}, dimension {self.dimension}"
-            raise ValueError(f"{who}: {given}; allowed are rows 0 to {n - 1}, dimension 1 or more")
+        n, are_distinct = (
+            self.nodes.size,
+            all(
+                values.ndim == 1 and 0 < values.size == np.unique(values).size
+                for values in (self.nodes, self.rows)
+            ),
+        )
+        if not are_distinct or self.dimension < 1 or not np.isin(self.rows, np.arange(n)).all():
+            raise ValueError(
+                f"client {self.number}: {n} nodes, rows {brief(self.rows.tolist())}, dimension "
+                f"{self.dimension}; allowed are different nodes, different rows from 0 to {n - 1}, "
+                "dimension 1 or more"
+            )
 
     @property
     def public(self) -> IntArray:
         """Ids of the public nodes, int64 ``[p]``."""
         return self.nodes[self.rows]
-
-    @property
-    def is_public(self) -> NDArray[np.bool_]:
-        """Whether each node is public, ``[n]``."""
-        return np.isin(np.arange(self.nodes.size), self.rows)
 
 
 def public_rows(nodes: IntArray, public: IntArray) -> IntArray:
@@ -194,6 +190,13 @@ class SingleModels:
         }
 
 
+class Held(NamedTuple):
+    """What a SuperNode keeps from message to message."""
+
+    models: EmbeddingModels
+    turns: Tensors  # ``W_i`` of each client in the secure form, by key; NaN before there is one
+
+
 class PublicNodeClient(NumPyClient):
     """The clients of one SuperNode: usually one, in a simulation any number.
 
@@ -206,13 +209,13 @@ class PublicNodeClient(NumPyClient):
     models : callable, optional
         Makes their models of what lasted, or of ``None`` before the first round. By default each
         client makes its own, and they train one by one.
-    save_to : Path, optional
-        Folder for the embeddings after the last iteration, a file for each client.
     checkpoint_dir : Path, optional
         Where to save the models when the server asks for a checkpoint.
     outputs : ClientOutputs, optional
         Where outputs go, if the SuperNode has no folder of its own.
     """
+
+    turns = False  # whether it keeps rotations
 
     def __init__(
         self,
@@ -220,7 +223,6 @@ class PublicNodeClient(NumPyClient):
         members: Sequence[EmbeddingClient],
         *,
         models: Callable[[Tensors | None], EmbeddingModels] | None = None,
-        save_to: Path | None = None,
         checkpoint_dir: Path | None = None,
         outputs: ClientOutputs | None = None,
     ) -> None:
@@ -229,17 +231,15 @@ class PublicNodeClient(NumPyClient):
             raise ValueError(f"members: client numbers {brief(numbers)}: one or more must differ")
         self.members = dict(zip(numbers, members, strict=True))
         self.public = {number: member.public for number, member in self.members.items()}
-        self._save_to = save_to
         self.outputs = outputs or ClientOutputs(context)
         self._make = models or partial(SingleModels, members)
         places = "public-node-client", numbers, checkpoint_dir
-        self._state = CohortState[EmbeddingModels](context, *places, self._made)
+        self._state = CohortState[Held](context, *places, self._made)
 
     def get_properties(self, config: Config) -> Config:
         if config.get(CHECKPOINT, False):
-            why = self.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
-            return {NOT_SAVED: why} if why else {}
-        self.resume(Resume.from_config(config))
+            return {**self._state.save_asked(config)}
+        self._state.restore(Resume.from_config(config))
         return self.enrolment().to_config()
 
     def enrolment(self) -> EmbeddingEnrolment:
@@ -249,84 +249,83 @@ class PublicNodeClient(NumPyClient):
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         request = PublicRequest.from_numpy(parameters, config, public=self.public)
-        reply = self.round(request)
-        if request.saves:
-            reply.not_saved = self.save(request.server_round, request.run)
-        return reply.to_numpy()
+        with self._state.opened(follows=request.follows) as held:
+            reply = self.trained(held, request, request.targets)
+        return self.saved(reply).to_numpy()
 
-    def save(self, server_round: int, run: str) -> str:
-        """Write a round's checkpoint; return why it failed, or an empty string."""
-        return self._state.save(server_round, run, self.beside())
-
-    def beside(self) -> Tensors:
-        return {}
-
-    def resume(self, resume: Resume) -> Tensors | None:
-        return self._state.restore(resume)
+    def saved(self, reply: PublicReply) -> PublicReply:
+        """Write the checkpoint that a request asks for; a reply says if that failed."""
+        if reply.request.saves:
+            reply.not_saved = self._state.save(reply.request.server_round, reply.request.run)
+        return reply
 
     def snapshot(self) -> Snapshot:
-        models, placed, predictions = self._state.look(), [], []
+        models, placed, predictions = self._state.look().models, [], []
         for number, (embeddings, logits) in models.outputs([*self.members]).items():
             member = self.members[number]
-            judge, named = member.judge, member.nodes
+            judge, nodes = member.judge, member.nodes
             if isinstance(judge, GraphJudge):
-                named = judge.named
+                nodes = judge.named
                 if np.isfinite(embeddings).all():
                     predictions.append(judge.predict(embeddings, logits))
-            client = np.full(member.nodes.size, number)
-            placed.append(Embeddings(client, named, member.nodes, member.is_public, embeddings))
+            client, public = np.full(nodes.size, number), np.isin(member.nodes, member.public)
+            placed.append(Embeddings(client, nodes, member.nodes, public, embeddings))
         joined = Predictions.join(predictions) if predictions else None
         return Snapshot(joined, models.saved(), Embeddings.join(placed))
 
-    def round(self, request: PublicRequest) -> PublicReply:
+    def trained(
+        self, held: Held, request: PublicRequest, targets: Sequence[FloatArray | None]
+    ) -> PublicReply:
+        """Train towards the means of public nodes; embed, and measure (steps 2 and 3)."""
+        members = [self.members[client] for client in request.clients]
+        given = {m.number: (m.rows, means) for m, means in zip(members, targets, strict=True)}
+        for member, means in zip(members, targets, strict=True):
+            shape = member.rows.size, member.dimension
+            if means is not None and (means.shape != shape or not np.isfinite(means).all()):
+                why = f"means {means.shape}: finite ones of {shape} are allowed"
+                raise ValueError(f"client {member.number}: {why}")
+        losses = held.models.train(given, request.server_round)
+        outputs = held.models.outputs(request.clients)
         reply, judged, counts = PublicReply(request, [], [], []), list[Mapping[str, float]](), []
-        targets = dict(zip(request.clients, request.targets, strict=True))
-        for client, means in targets.items():
-            asked = self.members[client].rows.size, self.members[client].dimension
-            if means is not None and (means.shape != asked or not np.isfinite(means).all()):
-                why = f"means {means.shape}: finite ones of {asked} are allowed"
-                raise ValueError(f"client {client}: {why}")
-        with self._state.opened(follows=request.follows) as models:
-            given = {client: (self.members[client].rows, targets[client]) for client in targets}
-            losses = models.train(given, request.server_round)
-            outputs = models.outputs(request.clients)
-            embedded = {client: outputs[client][0] for client in request.clients}
-            for client in request.clients:
-                member, rows = self.members[client], embedded[client]
-                if rows.shape != (shape := (member.nodes.size, member.dimension)):
-                    why = f"its model embeds as {rows.shape}, expected {shape}"
-                    raise ValueError(f"client {client}: {why}")
-                shared, judge, is_finite = rows[member.rows], member.judge, np.isfinite(rows).all()
-                reply.loss.append(losses[client])
-                reply.disagreement.append(disagreement(shared, targets[client]))
-                reply.embeddings.append(shared if is_finite else None)
-                if not is_finite:
-                    reply.left_out[client], judge = NOT_FINITE, None
-                when = request.server_round, request.is_last
-                judged.append({} if judge is None else judge(rows, *when))
-                counts += [judge.counts] if isinstance(judge, GraphJudge) else []
-        if request.is_last and self._save_to is not None:
-            private_folder(self._save_to)
-            for client, rows in embedded.items():
-                member, file = self.members[client], self._save_to / f"client-{client}.npz"
-                nodes, public = member.nodes, member.is_public
-                with saying(file), replaced(file) as stream:
-                    np.savez(stream, nodes=nodes, public=public, embeddings=rows)
+        for member, means in zip(members, targets, strict=True):
+            rows, judge = outputs[member.number][0], member.judge
+            if rows.shape != (shape := (member.nodes.size, member.dimension)):
+                why = f"its model embeds as {rows.shape}, expected {shape}"
+                raise ValueError(f"client {member.number}: {why}")
+            shared, is_usable = rows[member.rows], np.isfinite(rows).all()
+            is_usable &= np.abs(shared).max() <= MAX_NUMBER
+            reply.loss.append(losses[member.number])
+            reply.disagreement.append(disagreement(shared, means))
+            reply.embeddings.append(shared if is_usable else None)
+            if not is_usable:
+                reply.left_out[member.number], judge = UNUSABLE, None
+            when = request.server_round, request.is_last
+            judged.append({} if judge is None else judge(rows, *when))
+            counts += [judge.counts] if isinstance(judge, GraphJudge) else []
         names = dict.fromkeys(name for one in judged for name in one)
         reply.judged = {name: [one.get(name, math.nan) for one in judged] for name in names}
         reply.counts = added(counts) if request.counting else None
         self.outputs.measured(
             request.server_round,
-            [*embedded],
+            request.clients,
             loss=reply.loss,
             accuracy=[[one.get(role, math.nan) for role in ROLES] for one in judged],
-            nodes=[len(rows) for rows in embedded.values()],
+            nodes=[member.nodes.size for member in members],
         )
         return reply
 
-    def _made(self, tensors: Tensors | None) -> tuple[EmbeddingModels, Tensors]:
-        models = self._make(tensors)
-        return models, models.tensors
+    def _made(self, tensors: Tensors | None) -> tuple[Held, Tensors]:
+        own, turns = dict(tensors or {}), Tensors()
+        for number, member in self.members.items() if self.turns else ():
+            none = torch.full((member.dimension,) * 2, math.nan, dtype=torch.float64)
+            turns[turn_of(number)] = own.pop(turn_of(number), none)
+        models = self._make(None if tensors is None else own)
+        return Held(models, turns), models.tensors | turns
+
+
+def turn_of(client: int) -> str:
+    """Return the key of a client's rotation among what is kept."""
+    return f"turn-{client}"
 
 
 def disagreement(embeddings: FloatArray, targets: FloatArray | None) -> float:
@@ -354,9 +353,11 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
     least_holders : int
         Least number of SuperNodes that hold a summed node, if the server is not trusted.
     **where
-        ``models``, ``save_to``, ``checkpoint_dir`` and ``outputs`` as of ``PublicNodeClient``;
-        checkpoints have the rotations too, and never keys.
+        ``models``, ``checkpoint_dir`` and ``outputs`` as of ``PublicNodeClient``; checkpoints have
+        the rotations too, and never keys.
     """
+
+    turns = True
 
     def __init__(
         self,
@@ -378,65 +379,53 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             here.signature = np.frombuffer(signed, np.uint8)
         return here
 
-    def save(self, server_round: int, run: str) -> str:
-        if self.trust is not None and run != self._run():
-            raise RefusedError("a checkpoint of another run than this SuperNode takes part in")
-        return super().save(server_round, run)
-
-    def beside(self) -> Tensors:
-        return {str(client): torch.tensor(w) for client, w in self._rotations().items()}
-
-    def resume(self, resume: Resume) -> Tensors | None:
+    def get_properties(self, config: Config) -> Config:
         """Record the run; refuse a second run, and a checkpoint from before its last sum."""
         if self.trust is not None:
-            if self._run() not in ("", resume.run):
-                raise RefusedError("this SuperNode takes part in another run already")
-            last = Journal(self.trust.journal).last(ROUNDS, resume.run.encode()) or 0
+            run, is_new = str(config.get(RUN_TOKEN, "")), not self._run()
+            self._check_run(run, is_new and not config.get(CHECKPOINT))
+            last = Journal(self.trust.journal).last(ROUNDS, run.encode()) or 0
+            resume = Resume.from_config(config)
             if self._state.is_due(resume) and resume.server_round < last:
                 raise RefusedError(
                     f"this SuperNode is in the sum of round {last}: no way back to the checkpoint "
                     f"of round {resume.server_round}, as two sums of a round can be compared"
                 )
-            self.context.state[RUN] = ConfigRecord({RUN: resume.run})
-        turns = super().resume(resume)
-        if turns is not None:
-            self._keep_rotations({int(client): turn.numpy() for client, turn in turns.items()})
-        return turns
+            self.context.state[RUN] = ConfigRecord({RUN: run})
+        return super().get_properties(config)
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Rotate the mean back, train, embed, measure, rotate and mask (steps 2 to 4)."""
         request = PublicRequest.from_numpy(parameters, config, public=self.public)
         order = SumOrder.from_config(config, sizes=[ids.size for ids in request.nodes])
         self.keys()  # before anything is trained: without keys there is no round
-        layout = self._layout(request, order, config)
-        kept = self._rotations()
-        targets = [
-            self._own_space(client, mean, kept.get(client)) if order.is_target else None
-            for client, mean in zip(request.clients, request.targets, strict=True)
-        ]
-        reply = self.round(replace(request, targets=targets))
-        ring, counts, reply.counts = RING.from_config(config), reply.counts, None
-        # Counts are in the sum with the first client's rows; a node is one step of the ring
-        flat = np.zeros(0) if counts is None else counts.flat().numpy() * 2.0**-ring.fraction_bits
-        hidden = 0 if self.trust is None else 2 * len(MEASURED)
-        rows = int(config["mask-length"]) - flat.size - hidden
-        turns, vectors = rotate(request, order, reply, rows)
-        figures = hide_figures(reply, ring.limit) if hidden else {}
-        first, none = min(vectors, default=-1), np.zeros(0)
-        vectors = {
-            c: np.concatenate([vector, figures.get(c, none), flat * (c == first)])
-            for c, vector in vectors.items()
-        }
-        # The same embeddings with another rotation are the same state.
-        state = [one for one in reply.embeddings if one is not None]
-        masked, entries = self.masked(config, vectors, MEANS, layout, state)
+        layout, ring = self._layout(request, order, config), RING.from_config(config)
+        with self._state.opened(follows=request.follows) as held:
+            means = zip(request.clients, request.targets, strict=True)
+            targets = [self._own_space(held, *one) if order.is_target else None for one in means]
+            reply = self.trained(held, request, targets)
+            counts, reply.counts = reply.counts, None
+            # Counts are in the sum with the first client's rows; a node is one step of the ring
+            step = 2.0**-ring.fraction_bits
+            flat = np.zeros(0) if counts is None else counts.flat().numpy() * step
+            hidden = 0 if self.trust is None else 2 * len(MEASURED)
+            rows = int(config["mask-length"]) - flat.size - hidden
+            turns, vectors = rotate(request, order, reply, rows)
+            figures = hide_figures(reply, ring.limit) if hidden else {}
+            first, none = min(vectors, default=-1), np.zeros(0)
+            vectors = {
+                c: np.concatenate([vector, figures.get(c, none), flat * (c == first)])
+                for c, vector in vectors.items()
+            }
+            # The same embeddings with another rotation are the same state.
+            state = [one for one in reply.embeddings if one is not None]
+            masked, entries = self.masked(config, vectors, MEANS, layout, state)
+            for client, turn in turns.items():
+                held.turns[turn_of(client)].copy_(torch.from_numpy(turn))
         if self.trust is not None and masked.left_out:
             # A missing client may leave others alone in the sum, and means may push a client out.
             raise RefusedError("a client here cannot be in the sum: its SuperNode sends nothing")
-        self._keep_rotations(kept | turns)
-        if request.saves:
-            reply.not_saved = self.save(request.server_round, request.run)
-        reply.request = replace(request, wants_embeddings=False)
+        self.saved(reply).request = replace(request, wants_embeddings=False)
         _, weight, metrics = reply.to_numpy()
         return [masked.total], weight, metrics | entries
 
@@ -458,32 +447,28 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
         size = counts_size(classes, request.counting)
         if config["mask-length"] != nodes.size * request.dimension + 2 * len(MEASURED) + size:
             raise RefusedError("the sum has another length than the nodes that are in it")
+        self._check_run(request.run, not request.saves)
         Journal(self.trust.journal).contribute(request.server_round, ROUNDS, self._run().encode())
         return order.meaning(nodes, claims.means, request)
+
+    def _check_run(self, run: str, may_differ: bool) -> None:
+        if not may_differ and run != self._run():
+            raise RefusedError("this SuperNode takes part in another run")
 
     def _run(self) -> str:
         record = self.context.state.config_records.get(RUN, ConfigRecord())
         return str(record.get(RUN, ""))
 
-    def _own_space(
-        self, client: int, mean: FloatArray | None, turn: NDArray[Any] | None
-    ) -> FloatArray | None:
+    def _own_space(self, held: Held, client: int, mean: FloatArray | None) -> FloatArray | None:
         """Rotate the common mean into a client's space; rows without a mean stay its own."""
-        if mean is None or turn is None:
+        turn = held.turns[turn_of(client)].numpy()
+        if mean is None or np.isnan(turn).any():
             return None
         target: FloatArray = (mean @ turn.T).astype(np.float32)
         if (missing := ~mean.any(1)).any():
-            local = self._state.look().outputs([client])[client][0][self.members[client].rows]
+            local = held.models.outputs([client])[client][0][self.members[client].rows]
             target[missing] = local[missing]
         return target
-
-    def _keep_rotations(self, kept: Mapping[int, NDArray[np.generic]]) -> None:
-        arrays = {str(client): Array(w) for client, w in kept.items()}
-        self.context.state[ROTATIONS] = ArrayRecord(arrays)
-
-    def _rotations(self) -> dict[int, NDArray[np.generic]]:
-        record = self.context.state.array_records.get(ROTATIONS, ArrayRecord())
-        return {int(name): decode_array(name, array) for name, array in record.items()}
 
 
 def first_points(seed: int, nodes: int, dimension: int) -> Floats:
@@ -517,7 +502,7 @@ def rotate(
         if here.any():
             local = x[here].astype(np.float64)
             points = start[chosen] if mean is None else mean[here].astype(np.float64)
-            turn = orthogonal_procrustes(local, points, rotations_only=order.rotations_only)
+            turn = orthogonal_procrustes(local, points)
             rows[chosen] = local @ turn
             if mean is not None:
                 near[client] = alignment_precision(local, points, turn)

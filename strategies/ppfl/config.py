@@ -28,6 +28,8 @@ DEEPWALK, GAT = MODELS = ("deepwalk", "gat")
 PAIRS, CONSENSUS, SECURE = FORMS = ("pairs", "consensus", "secure")
 LONGEST_WALK = 10_000  # gensim truncates longer walks
 LEAVE_OUT, LAST = ABSENT = ("leave-out", "last")
+SVC, MLP = CLASSIFIERS = ("svc", "mlp")  # that judge embeddings
+JUDGED = ("val", "test")  # roles of nodes that are judged
 # Embeddings among whose nearest ones a node's own is counted, P@k, by name
 PRECISIONS = {"precision-1": 1, "precision-5": 5, "precision-10": 10}
 
@@ -104,7 +106,6 @@ class StrategyConfig(OpenedSums):
 
     name: str = setting(ALIGNED, choice(*METHODS), help="`local`: nothing is shared")
     alignment: str = setting(PAIRS, choice(*FORMS), help="how embeddings are aligned")
-    rotations_only: bool = setting(False, help="leave reflections out")
     absent: str = setting(LEAVE_OUT, choice(*ABSENT), help="for clients that did not answer")
 
     def validate(self) -> None:

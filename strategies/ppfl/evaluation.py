@@ -18,13 +18,12 @@ from flower_graph.errors import DataError
 from flower_graph.ops.counts import Counts, confusion_of
 from flower_graph.outputs.files import NODE_ROLES, Predictions, role_of
 from flower_graph.rng import derive_seed
+from flower_graph.strategies.ppfl.config import CLASSIFIERS, JUDGED, MLP, SVC
 
 if TYPE_CHECKING:
     from flower_graph.data.graph import ClientGraph
     from flower_graph.strategies.ppfl.config import PPFLConfig
 
-SVC, MLP = CLASSIFIERS = ("svc", "mlp")
-JUDGED = ("val", "test")  # roles
 NOBODY = -1  # class and fold of a node that is not evaluated
 
 

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from flwr.app import RecordDict
@@ -30,9 +29,10 @@ from flower_graph.errors import MalformedReplyError, RefusedError, brief
 from flower_graph.secure.channel import framed, rows_of
 from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.parties.identity import SIGNATURE_BYTES, TrustSettings
+from flower_graph.strategies.ppfl.config import CLASSIFIERS, JUDGED, PRECISIONS
 from flower_graph.wire import keys
-from flower_graph.wire.arrays import largest_size, pack_integers, read_array
-from flower_graph.wire.codec import Field, Known, Message, Reading, Writing, take
+from flower_graph.wire.arrays import pack_integers
+from flower_graph.wire.codec import Field, Known, Message, Reading, Tensor, Writing
 from flower_graph.wire.counts import Counted, Counting
 from flower_graph.wire.fields import (
     Block,
@@ -53,17 +53,18 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
 Held = Mapping[int, IntArray]  # of each client of a SuperNode, the ids of its public nodes
 
-NOT_FINITE = "its embeddings are not finite"
+UNUSABLE = "its embeddings are not finite, or too large"
 MAX_DIMENSION = 1 << 16
 MOST_CLIENTS = 4096  # of one SuperNode: each is checked, even invented ones
-MAX_JUDGED = 64  # measurements of a round
 ABSENT = -1  # slot of a node that is not in a sum
 UNSIGNED = "its claim of public nodes is not signed with its key"
 DIGEST = hashlib.sha256().digest_size
 NOT_TOLD = np.zeros(0, np.int64), np.zeros((0, DIGEST), np.uint8)  # nodes, means: a client knows
 MEANS = "PPFL-GNN means"  # the purpose of the sums
 # Measurements are summed too: they follow the rows of a vector, then a 1 for each that exists.
-MEASURED = ("loss", "disagreement", *keys.ROLES, "precision-1", "precision-5", "precision-10")
+MEASURED = ("loss", "disagreement", *keys.ROLES, *PRECISIONS)
+# What judges measure, by role and by classifier, and how near a secure client is to the mean
+SHARES = (*keys.ROLES, *(f"{one}-{role}" for one in CLASSIFIERS for role in JUDGED), *PRECISIONS)
 # Largest size of a number in an embedding, and the step to which it is rounded
 RING_SIZE: dict[str, Any] = {"limit": 32.0, "resolution": 2.0**-16}
 # Shares of the SuperNodes that may be missing from a sum, and that may collude with the server: the
@@ -103,10 +104,9 @@ class EmbeddingEnrolment(Message, up="query"):
             why = "not different numbers >= 0"
             raise MalformedReplyError(f"{keys.CLIENTS}: {brief(self.clients)}: {why}")
         for client, ids, dimension in zip(self.clients, self.nodes, self.dimensions, strict=True):
-            if not 1 <= dimension <= MAX_DIMENSION:
-                raise MalformedReplyError(f"client {client} has embeddings of {dimension} numbers")
-            if ids.size < 1 or np.unique(ids).size != ids.size:
-                raise MalformedReplyError(f"client {client}: {ids.size} nodes, not all different")
+            if not 1 <= dimension <= MAX_DIMENSION or not 1 <= np.unique(ids).size == ids.size:
+                given = f"{ids.size} nodes, embeddings of {dimension} numbers"
+                raise MalformedReplyError(f"client {client}: {given}; nodes must differ")
 
 
 @dataclass(frozen=True)
@@ -127,14 +127,17 @@ class Fingerprints(Numbers):
 
 
 @dataclass(frozen=True)
-class Rows(Field[Sequence[FloatArray | None]]):
+class Rows(Tensor):
     """Rows of all clients, concatenated, and an entry that marks the clients that have rows."""
 
-    turn = 1
+    shape: str = "n d"
+    marks: ClassVar = Numbers(
+        keys.WITH_TARGETS, "1 for each client whose rows count, else 0", whole=True
+    )
     type = "float32 `[rows, d]`"
-    marks = Numbers(keys.WITH_TARGETS, "1 for each client whose rows count, else 0", whole=True)
 
-    def write(self, value: Sequence[FloatArray | None], to: Writing) -> None:
+    # Any: each client's rows, or None
+    def write(self, value: Any, to: Writing) -> None:
         """Write the rows; zeros for a client without, so that the answer has the same shape."""
         # Flower's ``LocalDpMod`` works on the difference of the two.
         self.marks.write([int(part is not None) for part in value], to)
@@ -145,24 +148,16 @@ class Rows(Field[Sequence[FloatArray | None]]):
             to.arrays[self.key] = np.concatenate([z if x is None else x for x, z in parts])
 
     def read(self, name: str, reading: Reading) -> object:
-        request = reading.known.get("request")
+        request, marks = reading.known.get("request"), self.marks.required(name, reading)
         asked: Known = reading.values if request is None else vars(request)
-        marks, sizes = self.marks.required(name, reading), [ids.size for ids in asked["nodes"]]
-        if not set(marks) <= {0, 1}:
-            raise self.marks.refuse("0 or 1", marks)
+        sizes = [ids.size for ids in asked["nodes"]]
         if not asked["wants_embeddings"]:
             return [None] * len(sizes)
-        if isinstance(reading.arrays, RecordDict):  # a reply
-            shape = (sum(sizes), asked["dimension"])
-            rows = read_array(
-                reading.arrays, keys.ARRAYS, keys.PUBLIC, shape, limit=None, must_be_finite=False
-            )
-        else:
-            reading.sizes["n"] = sum(sizes)
-            rows = take(keys.PUBLIC, "n d", reading)
+        reading.sizes["n"] = sum(sizes)
+        rows: Any = super().read(name, reading)
+        if request is None:
             reading.values["dimension"] = rows.shape[1]
-        with np.errstate(over="ignore"):
-            parts = split_rows(rows.astype(np.float32), sizes)
+        parts = split_rows(rows.astype(np.float32), sizes)
         return [part if mark else None for part, mark in zip(parts, marks, strict=True)]
 
 
@@ -190,7 +185,7 @@ class PublicRequest(Message, down="train"):
 
 @dataclass(frozen=True)
 class Judged(Field[Mapping[str, Sequence[float]]]):
-    """Further measurements by name, each a number for every client."""
+    """Shares that a client's judge returns, by name, each a number for every client."""
 
     is_number = True
     type = "list of float"
@@ -198,19 +193,13 @@ class Judged(Field[Mapping[str, Sequence[float]]]):
     def write(self, value: Mapping[str, Sequence[float]], to: Writing) -> None:
         to.config |= {keys.MEASURED + name: numbers for name, numbers in value.items()}
 
-    def read(self, name: str, reading: Reading) -> object:
-        """Refuse invalid measurements, since their names get into the result."""
-        found = [key for key in reading.metrics if key.startswith(keys.MEASURED)]
-        if len(found) > MAX_JUDGED:
-            raise MalformedReplyError(f"{len(found)} measurements, at most {MAX_JUDGED}")
+    def read(self, name: str, reading: Reading) -> dict[str, list[float]]:
         judged = {}
-        for key in found:
-            what, values = key.removeprefix(keys.MEASURED), Numbers(key).required(name, reading)
-            is_share = what.endswith(keys.ROLES) or what.startswith("precision")
-            good = not is_share or all(math.isnan(v) or 0 <= v <= 1 for v in values)
-            if not (good and re.fullmatch(r"[a-z0-9-]{1,40}", what)):
-                raise MalformedReplyError(f"{key!a:.60}: {brief(values)}: no share, or no name")
-            judged[what] = values
+        for what in SHARES:
+            if (key := keys.MEASURED + what) in reading.metrics:
+                judged[what] = Numbers(key).required(name, reading)
+                if wrong := [v for v in judged[what] if not (math.isnan(v) or 0 <= v <= 1)]:
+                    raise MalformedReplyError(f"{key}: {wrong[0]:g}; 0 to 1, or NaN, is possible")
         return judged
 
 
@@ -242,21 +231,14 @@ class PublicReply(Message, up="train"):
         cls, request: PublicRequest, content: RecordDict, classes: int = 0
     ) -> PublicReply:
         asked = {"request": request, "classes": classes, "counting": request.counting}
-        return cls.read(content, c=len(request.clients), **asked)
+        return cls.read(content, c=len(request.clients), d=request.dimension, **asked)
 
     def check(self, known: Known) -> None:
-        """Leave out a client whose rows cannot be used; refuse impossible measurements of any."""
         for name, most in ((keys.LOSS, keys.MAX_NUMBER), ("disagreement", 2.001)):
             if wrong := [v for v in getattr(self, name) if math.isfinite(v) and abs(v) > most]:
                 raise MalformedReplyError(f"{name}: {wrong[0]:g}; at most {most:g} is possible")
         asked = self.request.clients  # a SuperNode speaks for these alone
         self.left_out = {client: why for client, why in self.left_out.items() if client in asked}
-        for index, (client, rows) in enumerate(zip(asked, self.embeddings, strict=True)):
-            if rows is None or (size := largest_size(np.abs(rows))) <= keys.MAX_NUMBER:
-                continue
-            why = f"its embeddings have {size:g}, at most {keys.MAX_NUMBER:g} is possible"
-            self.left_out[client] = why if math.isfinite(size) else NOT_FINITE
-            self.embeddings[index] = None
 
 
 class SumOrder(Message, down="train"):
@@ -267,12 +249,11 @@ class SumOrder(Message, down="train"):
     seed: Annotated[int, Whole(keys.SEED)]  # of the points that all turn to first
     # whether the common mean may be learnt from; else only turned to
     is_target: Annotated[bool, Flag()]
-    rotations_only: Annotated[bool, Flag()]  # leave reflections out
 
     def meaning(self, nodes: IntArray, means: Bytes, request: PublicRequest) -> bytes:
         """Hash the meaning of a vector's numbers, for the masks: nodes and means."""
         numbers = request.dimension, request.server_round, self.seed
-        packed = struct.pack("<qqQ??", *numbers, self.is_target, self.rotations_only)
+        packed = struct.pack("<qqQ?", *numbers, self.is_target)
         return hashlib.sha256(framed(packed, pack_integers(nodes), means.tobytes())).digest()
 
 
@@ -372,7 +353,6 @@ class Claims(Message, down="train"):
                 raise RefusedError(f"party {party}: {UNSIGNED}")
         if sum(map(len, held.values())) != len(self.clients):
             raise RefusedError("claim-clients: one is there twice, or of no party of the sums")
-        local = held[trust.identity.party]
-        if local.keys() != own.keys() or not all(np.array_equal(local[c], own[c]) for c in own):
+        if claim_parts(run_id, held[trust.identity.party]) != claim_parts(run_id, own):
             raise RefusedError("what the server shows as this SuperNode's claim is not its claim")
         return common_nodes(held.values(), max(least, fewest_parties(count)))

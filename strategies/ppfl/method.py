@@ -28,8 +28,16 @@ from flower_graph.strategies.ppfl.cohort_client import (
     PublicNodeClient,
     SecureConsensusClient,
 )
-from flower_graph.strategies.ppfl.config import APP, GAT, LOCAL, PPFLConfig, require_gensim
-from flower_graph.strategies.ppfl.evaluation import JUDGED, MLP, SVC, GraphJudge, check_labels
+from flower_graph.strategies.ppfl.config import (
+    APP,
+    CLASSIFIERS,
+    GAT,
+    JUDGED,
+    LOCAL,
+    PPFLConfig,
+    require_gensim,
+)
+from flower_graph.strategies.ppfl.evaluation import GraphJudge, check_labels
 from flower_graph.strategies.ppfl.modules import GATCohort
 from flower_graph.strategies.ppfl.newcomer import EMBEDDERS, join_graph
 from flower_graph.strategies.ppfl.strategy import (
@@ -82,8 +90,6 @@ class PPFL(GraphMethod[PPFLConfig, ProcrustesAlignment]):
         where: dict[str, Any] = client_folders(context, out)
         if config.model.name == GAT:
             where["models"] = partial(GATCohort, here, config, classes)
-        if out is not None:
-            where["save_to"] = out / "embeddings"
         if not config.masks_sums:
             return PublicNodeClient(context, members, **where)
         trust = trust_of(context) if config.strategy.distrusts else None
@@ -115,7 +121,7 @@ class PPFL(GraphMethod[PPFLConfig, ProcrustesAlignment]):
                 role: [value for _, value in sorted(measured.get(f"{name}-{role}", {}).items())]
                 for role in JUDGED
             }
-            for name in (SVC, MLP)
+            for name in CLASSIFIERS
         }
         return {"bytes": strategy.session.exchange.ledger.payload, "judged": judged}
 

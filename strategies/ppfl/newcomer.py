@@ -25,9 +25,9 @@ from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import DataError, OutputError
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.rng import derive_seed
-from flower_graph.strategies.ppfl.config import APP, DEEPWALK, GAT, PPFLConfig
+from flower_graph.strategies.ppfl.config import APP, DEEPWALK, GAT, SVC, PPFLConfig
 from flower_graph.strategies.ppfl.deepwalk import DeepWalk
-from flower_graph.strategies.ppfl.evaluation import SVC, untrained
+from flower_graph.strategies.ppfl.evaluation import untrained
 from flower_graph.strategies.ppfl.modules import PublicGAT
 
 if TYPE_CHECKING:
@@ -98,8 +98,6 @@ def learn_beside(
     nodes: NDArray[np.generic],
     space: PublicSpace | None,
     rounds: Iterable[int],
-    *,
-    rotations_only: bool = False,
 ) -> None:
     """Train a new graph's model locally: alone, or pulled to fixed public nodes.
 
@@ -115,15 +113,13 @@ def learn_beside(
         model learns alone.
     rounds : iterable of int
         The numbers of its rounds, from 1 on.
-    rotations_only : bool
-        Leave reflections out.
     """
     here, there = (np.empty(0, np.int64),) * 2 if space is None else space.common(nodes)
     for number in rounds:
         targets: Floats | None = None
         if space is not None and number > 1:
             shared, own = space.embeddings[there], model.embed()[here]
-            targets = shared @ orthogonal_procrustes(shared, own, rotations_only=rotations_only)
+            targets = shared @ orthogonal_procrustes(shared, own)
         model.learn(here, targets, number)
 
 
@@ -132,8 +128,6 @@ def join_space(
     nodes: NDArray[np.generic],
     space: PublicSpace,
     held: PublicSpace | None = None,
-    *,
-    rotations_only: bool = False,
 ) -> Joined:
     """Rotate a new graph's embeddings into an existing space, by the common public nodes.
 
@@ -147,8 +141,6 @@ def join_space(
         Public nodes in the space to join; ``ValueError`` if none is common.
     held : PublicSpace, optional
         Other public nodes, which measure the alignment (``PublicSpace.split``).
-    rotations_only : bool
-        Leave reflections out.
 
     Returns
     -------
@@ -157,7 +149,7 @@ def join_space(
     """
     here, there = space.common(nodes)
     own, shared = embeddings[here], space.embeddings[there]
-    rotation = orthogonal_procrustes(own, shared, rotations_only=rotations_only)
+    rotation = orthogonal_procrustes(own, shared)
     precision = dict[int, float]()
     if held is not None and held.nodes.size > 1:
         local, other = held.common(nodes)
@@ -214,9 +206,8 @@ def join_graph(run: FinishedRun, graph: NewGraph, client: int | None = None) -> 
     whole = PublicSpace(named[placed.public], placed.embeddings[placed.public])
     space, out = whole.split(nodes, HELD_BACK, config.seed)
     model = EMBEDDERS[config.model.name](new, config, classes)
-    how = {"rotations_only": config.strategy.rotations_only}
-    learn_beside(model, nodes, space, range(1, config.rounds + 1), **how)
-    joined = join_space(model.embed(), nodes, space, out, **how)
+    learn_beside(model, nodes, space, range(1, config.rounds + 1))
+    joined = join_space(model.embed(), nodes, space, out)
     near = ", ".join(f"P@{k} {share:.3f}" for k, share in joined.precision.items())
     LOG.info(
         "beside client %d by %d public nodes; of %d others: %s",

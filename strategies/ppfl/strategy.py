@@ -192,8 +192,8 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
     checkpoint_dir, checkpoint_every : Path, int
         Where and every how many rounds to save everything; 0 for never.
     **fields
-        Without ``settings``: fields of the section, such as ``alignment``, ``rotations_only``,
-        ``absent``, ``participation`` and ``min_nodes``.
+        Without ``settings``: fields of the section, such as ``alignment``, ``absent``,
+        ``participation`` and ``min_nodes``.
     """
 
     usual_rounds = 10
@@ -328,7 +328,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
 
     def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
         """Do steps 4 and 5, and return how precise the alignment is."""
-        known, rotations_only = self.clients, self.settings.rotations_only
+        known = self.clients
         shown = sorted(known.embeddings) if self.settings.absent == LAST else answered
         every = np.unique(np.concatenate([known.ids[client] for client in shown]))
         slots = [torch.from_numpy(np.searchsorted(every, known.ids[client])) for client in shown]
@@ -336,15 +336,13 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         held = torch.zeros(len(shown), every.size, dtype=torch.bool)
         for index, (client, slot) in enumerate(zip(shown, slots, strict=True)):
             x[index, slot], held[index, slot] = torch.from_numpy(known.embeddings[client]), True
-        if self.settings.alignment == PAIRS:
-            means = align_pairs(x, held, rotations_only=rotations_only)
-        else:
-            means = consensus(x, held, rotations_only=rotations_only).aligned
+        is_pairs = self.settings.alignment == PAIRS
+        means = align_pairs(x, held) if is_pairs else consensus(x, held).aligned
         for index, (client, slot) in enumerate(zip(shown, slots, strict=True)):
             known.targets[client] = means[index, slot].numpy()
         rows = np.searchsorted(shown, answered)  # both ascend
         rng = generator(self.session.seed, "measured-pairs", server_round)
-        return measure_alignment(x[rows], held[rows], rotations_only, rng)
+        return measure_alignment(x[rows], held[rows], rng)
 
     def came(self, node: int) -> tuple[str, int]:
         """Return the kind of a SuperNode's answer, and how many bytes of it are payload."""
@@ -373,7 +371,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return self.session.have_saved(server_round, content, saved, "query")
 
     def fixed_settings(self) -> dict[str, object]:
-        names = "alignment", "rotations_only", "absent", "participation"
+        names = "alignment", "absent", "participation"
         chosen = {name: getattr(self.settings, name) for name in names}
         return {"method": type(self).__name__, **chosen, "seed": self.session.seed}
 
@@ -401,9 +399,7 @@ def mean_of(values: Iterable[float]) -> float:
     return sum(finite) / len(finite) if finite else math.nan
 
 
-def measure_alignment(
-    x: Tensor, held: Tensor, rotations_only: bool, rng: torch.Generator
-) -> dict[str, float]:
+def measure_alignment(x: Tensor, held: Tensor, rng: torch.Generator) -> dict[str, float]:
     """Return how often aligned embeddings of the same node are near (Figures 3 to 6)."""
     # x, held [m, u, d]
     result: list[Mapping[int, float]] = []
@@ -412,8 +408,7 @@ def measure_alignment(
         if not common.any():
             continue
         a, b = x[source, common], x[target, common]
-        turn = orthogonal_procrustes(a, b, rotations_only=rotations_only)
-        result.append(alignment_precision(a, b, turn))
+        result.append(alignment_precision(a, b, orthogonal_procrustes(a, b)))
         if len(result) == MEASURED_PAIRS:
             break
     return {name: mean_of([one[k] for one in result]) for name, k in PRECISIONS.items() if result}
@@ -513,8 +508,7 @@ class SecureConsensus(ProcrustesAlignment):
         nodes, claims = self._nodes(self.sums.prepare(server_round, there))
         everyone = (client for local in there.values() for client in local)
         mean.choose(nodes, {client: known.ids[client] for client in everyone}, known.dimension)
-        is_target, only = mean.made >= LEARNT_FROM, self.settings.rotations_only
-        order = SumOrder([], self.session.seed, is_target, only)
+        order = SumOrder([], self.session.seed, mean.made >= LEARNT_FROM)
         told, shown, measured = NOT_TOLD, {}, 0
         if claims is not None:
             claims.means = digests_of(mean.rows) if mean.made else claims.means

@@ -226,7 +226,6 @@ def _ppfl() -> list[Run]:
         "consensus": "strategy.alignment=consensus",
         "secure": "strategy.alignment=secure",
         "local": "strategy.name=local",
-        "rotations-only": "strategy.rotations_only=true",
         "participation": most,
         "last": f"{most} strategy.absent=last rounds=3",
         "participation-consensus": f"{most} strategy.alignment=consensus",

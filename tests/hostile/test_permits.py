@@ -188,9 +188,9 @@ OTHERS = {
         strategy.gradient_norm strategy.l1 strategy.learning_rate strategy.local_epochs
         strategy.masks strategy.moments strategy.mu strategy.newcomers_alone strategy.norm_scale
         strategy.optimiser strategy.order strategy.prototype_weight strategy.proximal strategy.pull
-        strategy.reg_weight strategy.resolution strategy.restart strategy.rotations_only
-        strategy.schedule strategy.server_average strategy.sketch strategy.steps strategy.tau
-        strategy.temperature strategy.threshold strategy.variant strategy.weight_decay
+        strategy.reg_weight strategy.resolution strategy.restart strategy.schedule
+        strategy.server_average strategy.sketch strategy.steps strategy.tau strategy.temperature
+        strategy.threshold strategy.variant strategy.weight_decay
         strategy.evaluate_every""",
     "a SuperNode's own data: its data folder's manifest has them, and another run is refused": """
         partition. data.active data.categories data.classes data.degree data.feature_noise

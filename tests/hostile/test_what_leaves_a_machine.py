@@ -297,8 +297,9 @@ class Collector:
                 host = SumClient.from_bytes(data)
                 self.texts += [repr(host), repr(host._rounds)]
                 self.secrets |= set(secrets_of(host))
-        rotated = context.state.array_records.get("public-rotations", {})
-        self.embeddings.update(array.numpy().tobytes() for array in rotated.values())
+        kept = context.state.array_records.get("public-node-client-tensors", {})
+        rotated = (array for name, array in kept.items() if name.startswith("turn-"))
+        self.embeddings.update(array.numpy().tobytes() for array in rotated)
 
     def left(self, log: str) -> dict[str, bytes]:
         """Give all that a run leaves, in which no secret may be."""

@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,12 @@ from flower_graph.strategies.ppfl.cohort_client import (
     disagreement,
     public_rows,
 )
-from flower_graph.strategies.ppfl.messages import FloatArray, PublicReply, PublicRequest
+from flower_graph.strategies.ppfl.messages import (
+    UNUSABLE,
+    FloatArray,
+    PublicReply,
+    PublicRequest,
+)
 
 
 def context(**config: Any) -> Context:
@@ -30,7 +34,8 @@ def ask(host: PublicNodeClient, number: int, targets: Any = None, **more: Any) -
     clients = list(host.members)
     nodes = [member.public for member in host.members.values()]
     request = PublicRequest(number, clients, nodes, targets or [None] * len(clients), 3, **more)
-    return host.round(request)
+    with host._state.opened() as held:
+        return host.trained(held, request, request.targets)
 
 
 def rows_of(reply: PublicReply, place: int = 0) -> FloatArray:
@@ -52,11 +57,11 @@ GOOD: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"nodes": np.zeros(0, np.int64)}, r"client 7.*\(0,\)"),
+        ({"nodes": np.zeros(0, np.int64)}, "client 7: 0 nodes"),
         ({"nodes": np.array([4, 4, 9])}, "client 7"),
         ({"rows": np.zeros(0, np.int64)}, "client 7"),
         ({"rows": np.array([1, 1])}, "client 7"),
-        ({"rows": np.array([3])}, "client 7: rows 3"),
+        ({"rows": np.array([3])}, r"client 7: 3 nodes, rows \[3\]"),
         ({"rows": np.array([-1])}, "client 7.*-1"),
         ({"dimension": 0}, "client 7.*0"),
     ],
@@ -82,7 +87,7 @@ def test_a_client_whose_embeddings_are_not_finite_is_left_out_and_not_judged() -
     bad = replace(bad, build=partial(ToyModel, np.full((6, 3), np.nan, np.float32)))
     reply = ask(PublicNodeClient(context(), [good, bad]), 1)
     assert [rows is None for rows in reply.embeddings] == [False, True]
-    assert reply.left_out == {1: "its embeddings are not finite"}
+    assert reply.left_out == {1: UNUSABLE}
     assert (reply.judged["val"][0], math.isnan(reply.judged["val"][1])) == (1 / 8, True)
 
 
@@ -116,19 +121,6 @@ def test_a_state_that_changes_its_shape_is_refused() -> None:
     member = replace(toy_members(1)[0], build=grows, judge=None)
     with pytest.raises(ValueError, match=r"0.*\(1,\), torch\.float32"):
         ask(PublicNodeClient(context(), [member]), 1)
-
-
-def test_embeddings_are_saved_after_the_last_round(tmp_path: Path) -> None:
-    members = toy_members(2)
-    host = PublicNodeClient(context(), members, save_to=tmp_path / "embeddings")
-    ask(host, 1)
-    assert not (tmp_path / "embeddings").exists()
-    reply = ask(host, 2, is_last=True)
-    for place, member in enumerate(members):
-        with np.load(tmp_path / "embeddings" / f"client-{member.number}.npz") as saved:
-            assert np.array_equal(saved["nodes"], member.nodes)
-            assert saved["public"].nonzero()[0].tolist() == sorted(member.rows.tolist())
-            assert np.array_equal(saved["embeddings"][member.rows], rows_of(reply, place))
 
 
 def test_disagreement_by_hand() -> None:

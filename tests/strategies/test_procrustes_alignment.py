@@ -12,6 +12,7 @@ from scipy.linalg import orthogonal_procrustes as reference
 
 from flower_graph.flower_compat import ClientAppCallable
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient
+from flower_graph.strategies.ppfl.messages import UNUSABLE
 from flower_graph.strategies.ppfl.strategy import (
     LocalEmbedding,
     ProcrustesAlignment,
@@ -96,7 +97,7 @@ def test_a_client_with_nan_is_named_and_costs_its_neighbour_nothing(
     for report in run(members, supernodes=2, rounds=2, strategy=kind()).reports:
         who = who_of(report.participation)
         assert (who.answered, who.left_out) == ({0, 1, 2}, {})
-        assert who.failed == {3: "its embeddings are not finite"}
+        assert who.failed == {3: UNUSABLE}
 
 
 def test_clients_of_another_dimension_are_named_and_left_out() -> None:
@@ -137,7 +138,7 @@ def test_how_well_aligned_by_hand() -> None:
     turn, _ = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(1)))
     x[1] = x[0] @ turn
     held = torch.ones(2, 20, dtype=torch.bool)
-    found = measure_alignment(x, held, False, torch.Generator().manual_seed(0))
+    found = measure_alignment(x, held, torch.Generator().manual_seed(0))
     assert found == {"precision-1": 1.0, "precision-5": 1.0, "precision-10": 1.0}
     held[0, :10] = held[1, 10:] = False  # nothing in common
-    assert measure_alignment(x, held, False, torch.Generator().manual_seed(0)) == {}
+    assert measure_alignment(x, held, torch.Generator().manual_seed(0)) == {}

@@ -25,6 +25,7 @@ from flower_graph.strategies.ppfl.messages import (
 )
 from flower_graph.strategies.ppfl.strategy import PublicMembership
 from flower_graph.wire.fields import Resume
+from flower_graph.wire.keys import CHECKPOINT, RUN_TOKEN, SERVER_ROUND
 
 STEP = 2.0**-16
 RUN = "ab" * 16
@@ -105,11 +106,12 @@ def test_a_supernode_does_not_go_back_behind_a_sum_that_it_is_in(
     first.get_properties(Resume(RUN).to_config())
     with pytest.raises(RefusedError, match="part"):
         first.get_properties(Resume("cd" * 16).to_config())
-    with pytest.raises(RefusedError, match="checkpoint"):
-        first.save(2, "cd" * 16)
+    save = {CHECKPOINT: True, SERVER_ROUND: 2}
+    with pytest.raises(RefusedError, match="part"):
+        first.get_properties(save | {RUN_TOKEN: "cd" * 16})
     journal = Journal(parties[0].journal)
     journal.contribute(2, ROUNDS, RUN.encode())
-    assert first.save(2, RUN) == ""
+    assert first.get_properties(save | {RUN_TOKEN: RUN}) == {}
     client().get_properties(Resume(RUN, 2, "again").to_config())
     journal.contribute(3, ROUNDS, RUN.encode())
     with pytest.raises(RefusedError, match=r"round 3.*2"):

@@ -151,17 +151,6 @@ def test_no_node_with_enough_holders() -> None:
         run(members, rounds=1)
 
 
-def test_rotations_only() -> None:
-    rows = np.random.default_rng(0).normal(size=(6, 2))
-    mirrored = [still_member(0, rows.tolist(), range(6))]
-    mirrored += [still_member(i, (rows * [-1, 1]).tolist(), range(6)) for i in (1, 2)]
-    free = run(mirrored, rounds=6).weights["mean"]
-    bound = run(mirrored, rounds=6, strategy=SecureConsensus(rotations_only=True)).weights["mean"]
-    size = np.linalg.norm(rows)
-    assert np.linalg.norm(free) == pytest.approx(size, rel=1e-4)
-    assert np.linalg.norm(bound) < 0.99 * size
-
-
 def test_what_a_round_reports() -> None:
     outcome = run(toy_members(), rounds=3)
     first, second, last = outcome.reports
@@ -187,7 +176,7 @@ def test_what_a_round_reports() -> None:
 def test_slots_that_cannot_be(slots: list[int], length: int, what: str) -> None:
     rows = np.ones((3, 2), np.float32)
     request = PublicRequest(1, [0], [np.arange(3)], [None], 2)
-    order = SumOrder([np.array(slots)], 0, is_target=False, rotations_only=False)
+    order = SumOrder([np.array(slots)], 0, is_target=False)
     with pytest.raises(ValueError, match=what):
         rotate(request, order, PublicReply(request, [rows], [0.0], [0.0]), length)
 
