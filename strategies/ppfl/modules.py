@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -49,33 +50,17 @@ Asked = Mapping[int, tuple[Integers, Floats | None]]
 FIRST = "hidden.linear"  # of which clients keep the rows of their features
 
 
-class Drops(NamedTuple):
-    """The dropout of a step; each client draws its rows from a stream of its own."""
-
-    rate: float
-    streams: list[torch.Generator | None]  # None: PyTorch's global one
-
-    def rows(self, x: Tensor, ptr: list[int]) -> Tensor:
-        """Drop numbers of ``x``, of which the clients' rows have the bounds ``ptr``."""
-        if not self.rate:
-            return x
-        kept = torch.empty_like(x, dtype=torch.bool)
-        for rows, stream in zip(kept.split(group_sizes(ptr)), self.streams, strict=True):
-            rows.bernoulli_(1 - self.rate, generator=stream)
-        return kept_of(x, kept, self.rate)
-
-
-NONE = Drops(0.0, [])
-
-
 class Batch(NamedTuple):
-    """The graph of a group, or of one client, for attention."""
+    """The graph of a group, or of one client, for attention, and the dropout of a step."""
 
     edges: AttentionGraph
     ptr: list[int]  # c + 1 bounds of the clients' nodes
     edge_ptr: list[int]  # and of their edges, with loops
     entry_ptr: list[int]  # and of the entries of sparse features
     turn: Tensor  # of sparse features (``turn_of``)
+    rate: float = 0.0
+    # Each client draws its rows from a stream of its own; None: PyTorch's global one
+    streams: Sequence[torch.Generator | None] = ()
 
     @classmethod
     def of(cls, x: Tensor | Adjacency, edge_index: Tensor, ptr: list[int]) -> Batch:
@@ -87,6 +72,15 @@ class Batch(NamedTuple):
         if isinstance(x, Tensor):
             return cls(edges, ptr, edge_ptr, [], at)
         return cls(edges, ptr, edge_ptr, x.matrix.crow_indices()[at].tolist(), turn_of(x))
+
+    def drop(self, x: Tensor, ptr: list[int]) -> Tensor:
+        """Drop numbers of ``x``, of which the clients' rows have the bounds ``ptr``."""
+        if not self.rate:
+            return x
+        kept = torch.empty_like(x, dtype=torch.bool)
+        for rows, stream in zip(kept.split(group_sizes(ptr)), self.streams, strict=True):
+            rows.bernoulli_(1 - self.rate, generator=stream)
+        return kept_of(x, kept, self.rate)
 
 
 class Attention(nn.ParameterDict):
@@ -102,22 +96,22 @@ class Attention(nn.ParameterDict):
         self["target"] = torch.zeros(heads, narrow // heads)
         self["bias"] = torch.zeros(narrow)
 
-    def forward(self, x: Tensor | Adjacency, batch: Batch, drops: Drops) -> Tensor:
+    def forward(self, x: Tensor | Adjacency, batch: Batch) -> Tensor:
         wide, heads, half = self.shape
         if isinstance(x, Adjacency):  # of a group: features have a column for each active row
-            if drops.rate:
-                kept = drops.rows(torch.ones_like(x.matrix.values()), batch.entry_ptr)
+            if batch.rate:
+                kept = batch.drop(torch.ones_like(x.matrix.values()), batch.entry_ptr)
                 x = with_dropout(x, batch.turn, kept)
             mapped = propagate(x, self["linear"])
         else:
             linear = self["linear"].reshape(-1, wide, heads * half)
-            mapped = grouped_linear(drops.rows(x, batch.ptr), linear, None, batch.ptr)
+            mapped = grouped_linear(batch.drop(x, batch.ptr), linear, None, batch.ptr)
         source, target, bias = (
             self[name].reshape(-1, heads * half) for name in ("source", "target", "bias")
         )
         none = torch.zeros_like(mapped)  # so that each node gets the row of its client
         ends = (grouped_add(none, end, batch.ptr).view(-1, heads, half) for end in (source, target))
-        z, drop = mapped.view(-1, heads, half), partial(drops.rows, ptr=batch.edge_ptr)
+        z, drop = mapped.view(-1, heads, half), partial(batch.drop, ptr=batch.edge_ptr)
         found = attend(z, next(ends), next(ends), batch.edges, drop=drop).flatten(1)
         return grouped_add(found, bias, batch.ptr)
 
@@ -146,20 +140,19 @@ class GAT(nn.Module):
 
     def embed(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Return embeddings ``[n, d]`` from features ``[n, f]`` and edges ``[2, e]``."""
-        return self.hidden_of(x, Batch.of(x, edge_index, [0, len(x)]), self._drops)
+        return self.both(x, self._batch(x, edge_index))[0]
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Return logits ``[n, k]`` from features ``[n, f]`` and edges ``[2, e]``."""
-        batch, drops = Batch.of(x, edge_index, [0, len(x)]), self._drops
-        logits: Tensor = self.output(self.hidden_of(x, batch, drops), batch, drops)
-        return logits
+        return self.both(x, self._batch(x, edge_index))[1]
 
-    def hidden_of(self, x: Tensor | Adjacency, batch: Batch, drops: Drops) -> Tensor:
-        return functional.elu(self.hidden(x, batch, drops))
+    def both(self, x: Tensor | Adjacency, batch: Batch) -> tuple[Tensor, Tensor]:
+        hidden = functional.elu(self.hidden(x, batch))
+        return hidden, self.output(hidden, batch)
 
-    @property
-    def _drops(self) -> Drops:
-        return Drops(self.dropout if self.training else 0.0, [None])
+    def _batch(self, x: Tensor, edge_index: Tensor) -> Batch:
+        batch = Batch.of(x, edge_index, [0, len(x)])
+        return batch._replace(rate=self.dropout, streams=[None]) if self.training else batch
 
 
 class GATCohort(Cohort):
@@ -187,6 +180,7 @@ class GATCohort(Cohort):
         tensors: Tensors | None = None,
     ) -> None:
         self.settings, self._seed = config.gat, config.seed
+        self._batches = WeakKeyDictionary[nn.Module, Batch]()  # of the groups that are kept
         features, device, placed = graphs[0].x.shape[1], graphs[0].x.device, []
         for graph in graphs:
             check_sizes(graph, features, classes)
@@ -217,18 +211,18 @@ class GATCohort(Cohort):
     def train(self, asked: Asked, server_round: int) -> dict[int, float]:
         """Train clients for a round; return the cross-entropy before the last step of each."""
         with self.learners([*asked]) as (group,):
-            graph, (module, batch) = group.graph, _ready(group)
-            drops = Drops(self.settings.dropout, [])
-            for client in asked if drops.rate else ():
-                seed = derive_seed(self._seed, "gat-dropout", client, server_round)
-                drops.streams.append(torch.Generator(graph.y.device).manual_seed(seed))
+            graph, (module, batch) = group.graph, self._ready(group)
+            streams = [torch.Generator(graph.y.device) for _ in asked]
+            for client, stream in zip(asked, streams, strict=True):
+                stream.manual_seed(derive_seed(self._seed, "gat-dropout", client, server_round))
+            batch = batch._replace(rate=self.settings.dropout, streams=streams)
             train = graph.masks["train"].nonzero()[:, 0]
             y, parts = graph.y[train], _parts(graph, train)
             rows, targets = _pulled(graph, asked if self.settings.beta else {})
             pull, losses = self.settings.beta * _parts(graph, rows), parts
             for _ in range(self.settings.epochs):
-                hidden = module.hidden_of(graph.x, batch, drops)
-                logits = module.output(hidden, batch, drops).index_select(0, train)
+                hidden, logits = module.both(graph.x, batch)
+                logits = logits.index_select(0, train)
                 losses = functional.cross_entropy(logits, y, reduction="none") * parts
                 loss = losses.sum()
                 if rows.numel():
@@ -243,11 +237,18 @@ class GATCohort(Cohort):
     def outputs(self, clients: Sequence[int]) -> dict[int, tuple[Floats, Tensor]]:
         """Return embeddings ``[n, d]`` and logits ``[n, k]`` of all nodes of some clients."""
         with torch.no_grad(), self.learners(clients) as (group,):
-            module, batch = _ready(group)
-            hidden = module.hidden_of(group.graph.x, batch, NONE)
-            logits = module.output(hidden, batch, NONE)
-        parts = (one.cpu().split(group_sizes(batch.ptr)) for one in (hidden, logits))
+            module, batch = self._ready(group)
+            both = module.both(group.graph.x, batch)
+        parts = (one.cpu().split(group_sizes(group.graph.ptr)) for one in both)
         return {c: (z.numpy(), own) for c, z, own in zip(clients, *parts, strict=True)}
+
+    def _ready(self, group: Learner) -> tuple[GAT, Batch]:
+        """Return a group's module, and its graph for attention, which is made once."""
+        module, graph = group.module, group.graph
+        assert isinstance(module, GAT)
+        if module not in self._batches:
+            self._batches[module] = Batch.of(graph.x, graph.edge_index, graph.ptr)
+        return module, self._batches[module]
 
     def saved(self) -> list[SavedModels]:
         forms = [form_of(one.module, self.make, one.graph.client) for one in self]
@@ -266,15 +267,6 @@ class GATCohort(Cohort):
                 # the client does not have would not change its output.
                 bound = sqrt(6 / sum(whole.shape)) if own.dim() == 2 else 0.0
                 own.copy_((2 * torch.rand(own.shape, generator=rng) - 1).mul_(bound))
-
-
-def _ready(group: Learner) -> tuple[GAT, Batch]:
-    """Return a group's module, and its graph for attention, which is made once."""
-    module, graph = group.module, group.graph
-    assert isinstance(module, GAT)
-    if "_batch" not in module.__dict__:
-        module.__dict__["_batch"] = Batch.of(graph.x, graph.edge_index, graph.ptr)
-    return module, module.__dict__["_batch"]
 
 
 def _parts(graph: GraphOnDevice, rows: Tensor) -> Tensor:

@@ -153,8 +153,8 @@ class PublicMembership(Membership):
 
     def refusal(self, answer: EmbeddingEnrolment) -> str:
         if (registry := self.registry) is not None:
-            parties = [registry.parties[number] for number in registry.active]
-            party = next((one.number for one in parties if one.may_host(answer.held)), None)
+            hosts = (n for n in registry.active if registry.parties[n].may_host(answer.held))
+            party = next(hosts, None)
             if party is None or answer.signature is None:
                 return "its claim of nodes is not signed, or no party may host all its clients"
             parts = claim_parts(self.run_id(), answer.held)
@@ -224,14 +224,9 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
 
     def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
         """Step 1: return the round's requests, with the clients' means."""
-        there = self.there(server_round)
+        there = self.session.gather(server_round)
         drawn = self.session.participants(server_round, there)
         return {n: self.request(server_round, there[n], some) for n, some in drawn.items()}
-
-    def there(self, server_round: int) -> dict[int, list[int]]:
-        # Ids of SuperNodes differ from run to run.
-        there = self.session.gather(server_round, "no SuperNode hosts a client with public nodes")
-        return dict(sorted(there.items(), key=lambda item: min(item[1])))
 
     def request(
         self, server_round: int, hosted: Sequence[int], clients: Sequence[int]
@@ -504,7 +499,7 @@ class SecureConsensus(ProcrustesAlignment):
         )
 
     def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
-        there, mean, known = self.there(server_round), self.mean, self.clients
+        there, mean, known = self.session.gather(server_round), self.mean, self.clients
         nodes, claims = self._nodes(self.sums.prepare(server_round, there))
         everyone = (client for local in there.values() for client in local)
         mean.choose(nodes, {client: known.ids[client] for client in everyone}, known.dimension)
