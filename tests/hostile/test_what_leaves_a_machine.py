@@ -291,15 +291,15 @@ class Collector:
             _, aligner = live.beside
             self.texts += [*map(repr, (live, aligner, getattr(aligner, "_table", None)))]
             self.secrets |= set(secrets_of(aligner))
+            _, kept, _ = live.held or (None, {}, None)
+            rotated = [value for name, value in kept.items() if name.startswith("turn-")]
+            self.embeddings |= {one.numpy().tobytes() for one in rotated if one.isfinite().all()}
         for record in context.state.config_records.values():
             data = record.get(SUM_STATE)
             if isinstance(data, bytes):
                 host = SumClient.from_bytes(data)
                 self.texts += [repr(host), repr(host._rounds)]
                 self.secrets |= set(secrets_of(host))
-        kept = context.state.array_records.get("public-node-client-tensors", {})
-        rotated = (array for name, array in kept.items() if name.startswith("turn-"))
-        self.embeddings.update(array.numpy().tobytes() for array in rotated)
 
     def left(self, log: str) -> dict[str, bytes]:
         """Give all that a run leaves, in which no secret may be."""
