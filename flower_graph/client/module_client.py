@@ -203,6 +203,12 @@ class ModuleClient(NumPyClient):
         """Return a client's weight: the number of its training examples."""
         return self.task.weight(graph)
 
+    def place(self, graph: ClientGraph) -> GraphOnDevice:
+        """Move a client's graph to the device, in the form that the module takes."""
+        if self.first_layers:
+            return placed_on(graph, self.device, is_dense=False)
+        return self.task.place(graph, self.device)
+
     def exported(self, module: nn.Module) -> nn.Module:
         """Return the module to save after the run; its outputs equal this module's."""
         return module
@@ -422,10 +428,7 @@ class ModuleClient(NumPyClient):
     def _made(self, tensors: Tensors | None) -> tuple[Cohort, Tensors]:
         to, held = self.device, self._start() if tensors is None else tensors
         module = self.shared.first().to(to)
-        if self.first_layers:
-            graphs = [placed_on(graph, to, is_dense=False) for graph in self.graphs]
-        else:
-            graphs = [self.task.place(graph, to) for graph in self.graphs]
+        graphs = list(map(self.place, self.graphs))
         is_grouped = bool(self.first_layers) or self._can_group(module, graphs)
         if not is_grouped and len(graphs) > 1:
             LOG.info(ALONE)

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 GRAPHLESS, NUM_GRAPHLESS = "graphless", "graphless-clients"  # details of data folders
-NUM_NODES = "nodes"  # another detail, of the server's folder alone
 TRUE_GRAPHS = "fed-gnn"  # trains on edges which graphless clients do not have
 NEWCOMERS_STEPS = 1  # of φ, as in a round: more do worse (docs/results/newcomers)
 
@@ -92,11 +91,7 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         if how.name == FEDPROTO:
             shared, classes = _prototypes(config, settings), settings.num_classes
             return ModuleFedAvg(shared, how, classes=classes, **local)
-        if folder is None:
-            nodes = sum(int(graph.x.shape[0]) for graph in self.graphs(config))
-        else:
-            nodes = folder.detail(NUM_NODES, int)
-        strategy = make_robust(StructureFedAvg, how, settings, num_nodes=nodes, **local)
+        strategy = make_robust(StructureFedAvg, how, settings, **local)
         strategy.central_noise = central_noise(config.privacy, config.rounds)
         return strategy
 
@@ -183,8 +178,7 @@ def folder_data(graphs: Clients, *, true_edges: bool) -> RunData:
     held = graphs if true_edges else graphs.replaced(bare)
     graphless = [graph.client for graph in graphs if graph.is_graphless]
     count = {NUM_GRAPHLESS: len(graphless)}
-    nodes = sum(int(graph.x.shape[0]) for graph in graphs)
-    server = {GRAPHLESS: graphless, NUM_NODES: nodes, **count}
+    server = {GRAPHLESS: graphless, **count}
     return graph_data(held, server, count)
 
 

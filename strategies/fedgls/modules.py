@@ -9,7 +9,9 @@ learner (phi) turns features into a graph by ``flower_graph.ops.graph_learner``.
 This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -21,7 +23,13 @@ from torch.nn import functional as F
 from flower_graph.config.rules import Rule, choice
 from flower_graph.data.description import NewGraph
 from flower_graph.data.graph import ClientGraph
-from flower_graph.engine.cohort import GraphOnDevice, check_classes, joined, placed_on
+from flower_graph.engine.cohort import (
+    GraphOnDevice,
+    check_classes,
+    group_modules,
+    joined,
+    placed_on,
+)
 from flower_graph.errors import DataError, OutputError
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.contrast import nt_xent
@@ -73,6 +81,11 @@ class Network(NamedTuple):
     last: Tensor  # [c, k] their biases
 
 
+def networks_of(kind: str) -> tuple[str, ...]:
+    """Return the networks that a client trains."""
+    return (GNN, MLP) if kind == LEARNED else (GNN,)
+
+
 def parts_of(kind: str) -> tuple[str, ...]:
     """Return the parts of a model that has this kind of graph for graphless clients."""
     return (GNN, MLP, LEARNER)[: {LEARNED: 3, OWN: 2}.get(kind, 1)]
@@ -119,22 +132,16 @@ class StructureModel(nn.ParameterDict):
         if self.kind == OWN:
             for part in (GNN, MLP):
                 self[f"{part}-share"] = nn.Parameter(torch.ones(1), requires_grad=False)
-        self.networks = (GNN, MLP) if self.kind == LEARNED else (GNN,)
         self.how, self.split = how, [hidden, hidden * classes, classes]
         self.arguments = {"features": features, "hidden": hidden, "classes": classes, "name": name}
         self.arguments["graph"] = {key: asdict(how)[key] for key in SAVED}
         self.batch: GraphOnDevice | None = None  # the clients
         self.has_edges = torch.zeros(0, dtype=torch.bool)  # [c]
         # [n] a node's weight in its client's mean over all nodes, or over the training nodes
-        self.shares = self.train_shares = torch.zeros(0)
-        self.drops: list[list[DropoutMask]] = []  # of a round's further steps, for each network
-        self._turn: Tensor = torch.zeros(0)  # of the batch's features
+        self.shares = self.train_shares = self._turn = torch.zeros(0)
         self._lone: GraphOnDevice | None = None  # the clients whose graphs are made
         self._made: list[int] = []  # their places
-        self._lone_rows: Tensor = torch.zeros(0)  # and which of the active rows they have
-        self._entries: tuple[Tensor, ...] = ()  # row, column and value of their features
-        # The active rows of first layers; ``None`` if these have no others, as in a group
-        self._rows: Tensor | None = None
+        self._lone_rows = torch.zeros(0)  # and which of the active rows they have
         self._given: list[Adjacency] = []  # each client's own graph
         self._learned: LearnedGraph | None = None
         self._versions: list[int] = []  # of the weights that made it
@@ -148,69 +155,53 @@ class StructureModel(nn.ParameterDict):
         """
         if edge_index is None and self.kind == TRUE:
             raise ValueError("edge_index: this client's network needs edges")
-        self.hold([ClientGraph.bare(-1, x, torch.full((len(x),), -1), edge_index)])
         with torch.no_grad():
-            return self.logits()
+            return self.on(x, edge_index).logits()
 
-    def hold(
-        self,
-        graphs: Sequence[ClientGraph],
-        device: torch.device | str = "cpu",
-        *,
-        is_group: bool = False,
-    ) -> None:
-        """Work with these clients' graphs from now on, as a group with active rows alone."""
-        none = torch.zeros(2, 0, dtype=torch.int64)
-        edges = [
-            graph.hidden_edges if self.kind == TRUE and graph.is_graphless else graph.edge_index
-            for graph in graphs
-        ]
-        used = [none if own is None or self.kind == NONE else own for own in edges]
-        every = [_joinable(g, own, device) for g, own in zip(graphs, used, strict=True)]
-        self.batch = batch = joined(every, by_rows=True)
-        n = len(batch.y)
+    def on(self, x: Tensor, edge_index: Tensor | None) -> StructureModel:
+        """Return the model of a group of one client that has this graph."""
+        graph = ClientGraph.bare(-1, x, torch.full((len(x),), -1), edge_index)
+        placed = placed_on(used_graph(graph, self.kind), torch.device("cpu"), is_dense=False)
+        batch = joined([placed], by_rows=True)
+        stacks = {
+            name: value[batch.rows.feature] if name.endswith("-first") else value[None]
+            for name, value in self.state_dict().items()
+        }
+        assert batch.layout is not None
+        model = group_modules(self, stacks, batch.layout)
+        assert isinstance(model, StructureModel)
+        model.hold(batch, {0: placed} if edge_index is None else {})
+        return model
+
+    def hold(self, batch: GraphOnDevice, graphless: Mapping[int, GraphOnDevice]) -> None:
+        """Work with a group's graph from now on, and its graphless clients' own, by place."""
+        self.batch, n, device = batch, len(batch.y), batch.y.device
         self._given = gcn_adjacency(batch.edge_index.cpu(), n).to(device).blocks(batch.ptr)
-        self._turn, self._learned, self._graph = turn_of(batch.x), None, None
-        self._rows = None if is_group else batch.rows.feature
+        self._turn = turn_of(batch.x)
         self.shares, self.train_shares = (
             chosen / group_sum(chosen, batch.ptr).clamp(min=1)[batch.owner]
             for chosen in (torch.ones(n, device=device), batch.masks["train"].float())
         )
-        self.has_edges = torch.tensor([not graph.is_graphless for graph in graphs], device=device)
-        self._made = [at for at, g in enumerate(graphs) if self.makes_graphs and g.is_graphless]
-        self._lone = None
+        self.has_edges = torch.ones(len(batch.clients), dtype=torch.bool, device=device)
+        self.has_edges[[*graphless]] = False
+        self._made = [*graphless] if self.kind in (LEARNED, KNN) else []
         if self._made:
-            self._lone = joined([every[place] for place in self._made], by_rows=True)
-            self._entries = entries(self._lone.x.matrix)
+            self._lone = joined([*graphless.values()], by_rows=True)
             self._lone_rows = batch.rows.at(self._made).to(device)
-
-    @property
-    def makes_graphs(self) -> bool:
-        return self.kind in (LEARNED, KNN)
 
     # Networks
 
-    def stack(self, name: str) -> Tensor:
-        """Return the clients' values of a parameter, ``[c, ...]``."""
-        value: Tensor = self[name]
-        return value if self._rows is None else value[None]
-
-    def rows(self, name: str, *, is_lone: bool = False) -> Tensor:
-        """Return the active rows ``[r, h]`` of clients' first layers."""
-        assert self.batch is not None
-        value: Tensor = self[name] if self._rows is None else self[name].index_select(0, self._rows)
-        return value.index_select(0, self._lone_rows) if is_lone else value
-
     def network(self, part: str, *, is_lone: bool = False) -> Network:
         """Return a network of all clients, or, without its gradient, of those that make graphs."""
-        first, rest = self.rows(f"{part}-first", is_lone=is_lone), self.stack(f"{part}-rest")
+        first, rest = self[f"{part}-first"], self[f"{part}-rest"]
         if is_lone:
-            first, rest = first.detach(), rest.detach()[self._made]
+            first = first.detach().index_select(0, self._lone_rows)
+            rest = rest.detach()[self._made]
         elif self.kind == OWN:  # each client has one of the two
             assert self.batch is not None
-            has, other = self.has_edges[:, None], self.rows(f"{MLP}-first")
-            first = torch.where(has[self.batch.rows.owner], first, other)
-            rest = torch.where(has, rest, self.stack(f"{MLP}-rest"))
+            has = self.has_edges[:, None]
+            first = torch.where(has[self.batch.rows.owner], first, self[f"{MLP}-first"])
+            rest = torch.where(has, rest, self[f"{MLP}-rest"])
         bias, weight, last = rest.split(self.split, dim=1)
         return Network(first, bias, weight.unflatten(1, (self.split[0], self.split[2])), last)
 
@@ -221,37 +212,36 @@ class StructureModel(nn.ParameterDict):
     def outputs(self, drops: Sequence[DropoutMask]) -> list[Tensor]:
         """Return ``H``, and of FedGLS ``Z``, if there are as many dropout masks."""
         assert self.batch is not None
-        each = zip(self.networks, (self.graph(), None), drops, strict=False)
+        each = zip(networks_of(self.kind), (self.graph(), None), drops, strict=False)
         return [self._logits(self.batch, graph, self.network(p), drop) for p, graph, drop in each]
 
     def _logits(
         self,
         batch: GraphOnDevice,
-        graph: Adjacency | None,
+        graph: Adjacency | LearnedGraph | None,
         network: Network,
         drops: DropoutMask = NO_DROPS,
     ) -> Tensor:
-        x = batch.x
-        if drops.inputs is not None:
-            x = with_dropout(x, self._turn, drops.inputs)
-        hidden = propagate(x, network.first)
-        hidden = hidden if graph is None else propagate(graph, hidden)
+        def around(rows: Tensor) -> Tensor:
+            if graph is None:
+                return rows
+            return propagate(graph, rows) if isinstance(graph, Adjacency) else graph.propagate(rows)
+
+        x = batch.x if drops.inputs is None else with_dropout(batch.x, self._turn, drops.inputs)
+        hidden = around(propagate(x, network.first))
         hidden = F.relu_(grouped_add(hidden, network.bias, batch.ptr))
         hidden = hidden if drops.hidden is None else hidden * drops.hidden
         # Multiplying by the weights after the neighbours' sum gives the same, and includes the bias
-        hidden = hidden if graph is None else propagate(graph, hidden)
-        return grouped_linear(hidden, network.weight, network.last, batch.ptr)
+        return grouped_linear(around(hidden), network.weight, network.last, batch.ptr)
 
     def contrast(self) -> dict[int, Tensor]:
         """Return ``L_c`` of each graphless client (equations 8 and 9); its gradient is phi's."""
         if self.kind != LEARNED or self._lone is None:
             return {}
-        lone, learned = self._lone, self.learned()
+        lone, learned = self._lone, self.learned(self._lone)
         self._learned = None  # a gradient can be taken once
-        theta, omega = (self.network(part, is_lone=True) for part in (GNN, MLP))
-        z, lifted = self._logits(lone, None, omega), propagate(lone.x, theta.first)
-        hidden = F.relu(grouped_add(learned.propagate(lifted), theta.bias, lone.ptr))
-        h = grouped_linear(learned.propagate(hidden), theta.weight, theta.last, lone.ptr)
+        graphs = zip((learned, None), (GNN, MLP), strict=True)
+        h, z = (self._logits(lone, graph, self.network(p, is_lone=True)) for graph, p in graphs)
         every = torch.arange(lone.ptr[-1], device=h.device)
         sums = nt_xent(h, z, every, lone.ptr, lone.ptr, self.how.tau)
         each = zip(sums.unbind(), group_sizes(lone.ptr), strict=True)
@@ -261,19 +251,23 @@ class StructureModel(nn.ParameterDict):
 
     def graph(self) -> Adjacency:
         """Return the normalised graph of all clients, made graphs among the given ones."""
-        learned = None if self._lone is None else self.learned()
+        lone = self._lone
+        learned = None if lone is None else self.learned(lone)
         if self._graph is None or self._graph[0] is not learned:
             graphs = [*self._given]
-            if learned is not None and self._lone is not None:
-                if self.kind == KNN:
-                    whole = gcn_adjacency(learned.edges(), self._lone.ptr[-1])
-                else:
-                    whole = learned.adjacency()
-                made = zip(self._made, whole.blocks(self._lone.ptr), strict=True)
-                for place, one in made:
+            if lone is not None and learned is not None:
+                is_knn = self.kind == KNN
+                whole = (
+                    gcn_adjacency(learned.edges(), lone.ptr[-1]) if is_knn else learned.adjacency()
+                )
+                for place, one in zip(self._made, whole.blocks(lone.ptr), strict=True):
                     graphs[place] = one
             self._graph = learned, block_diagonal(graphs)
         return self._graph[1]
+
+    def made_edges(self) -> Tensor | None:
+        """Return the edges of the graphs that graphless clients make, if there are any."""
+        return None if self._lone is None else self.learned(self._lone).edges()
 
     def forget_neighbours(self) -> None:
         """Make anew the graphs that compare the hidden layers of the server's model."""
@@ -281,10 +275,8 @@ class StructureModel(nn.ParameterDict):
             self._learned = None
 
     @torch.enable_grad()  # the first caller may need no gradient, but a later step does
-    def learned(self) -> LearnedGraph:
+    def learned(self, lone: GraphOnDevice) -> LearnedGraph:
         """Return the made graphs: the same, with their gradient, until the weights change."""
-        lone = self._lone
-        assert lone is not None
         versions = [t._version for n, t in self.items() if n.startswith(LEARNER)]
         if self._learned is None or self._versions != versions:
             e, k, similarity = self._compared(lone), self.how.neighbours, self.how.similarity
@@ -304,13 +296,14 @@ class StructureModel(nn.ParameterDict):
         if self.kind == KNN and self.how.knn_on == ENCODER:  # without neighbours
             theta = self.network(GNN, is_lone=True)
             return F.relu(grouped_add(propagate(lone.x, theta.first), theta.bias, lone.ptr))
-        first = self.rows(f"{LEARNER}-first", is_lone=True) if self.kind == LEARNED else None
+        first = None
+        if self.kind == LEARNED:
+            first = self[f"{LEARNER}-first"].index_select(0, self._lone_rows)
         if first is not None and self.how.encoder == "mlp":
             w = self.how.width
-            rest = self.stack(f"{LEARNER}-rest")[self._made]
-            deeper = rest.view(len(lone.clients), self.how.layers - 1, w, w)
+            deeper = self[f"{LEARNER}-rest"][self._made].view(len(self._made), -1, w, w)
             return mlp_encode(lone.x, first, deeper, lone.ptr)
-        row, column, value = self._entries
+        row, column, value = entries(lone.x.matrix)
         e = SparseRows(row, column, value, (lone.ptr[-1], max(group_sizes(lone.rows.ptr))))
         e = e if first is None else attentive_encode(e, first.T)
         # Nodes of two clients are never compared, so columns of different clients share numbers
@@ -318,9 +311,10 @@ class StructureModel(nn.ParameterDict):
         return e._replace(col=column - starts)
 
 
-def _joinable(graph: ClientGraph, edges: Tensor, device: torch.device | str) -> GraphOnDevice:
-    used = replace(graph, edge_index=edges, edge_weight=None)
-    return placed_on(used, torch.device(device), is_dense=False)
+def used_graph(graph: ClientGraph, kind: str) -> ClientGraph:
+    """Return a client's graph with the edges that a method gives its network."""
+    edges = graph.hidden_edges if kind == TRUE and graph.is_graphless else graph.edge_index
+    return replace(graph, edge_index=None if kind == NONE else edges, edge_weight=None)
 
 
 def _pieces(e: Rows, ptr: list[int]) -> list[tuple[int, Rows]]:
@@ -382,12 +376,12 @@ def predict(model: StructureModel, graph: NewGraph, steps: int = 0) -> Tensor:
     edges = edges if edges is not None and edges.numel() else None
     if edges is None and model.kind == TRUE:
         raise DataError("the graph has no edges, which the client's model needs")
-    if edges is None and model.makes_graphs and len(x) <= model.how.neighbours:
+    if edges is None and model.kind in (LEARNED, KNN) and len(x) <= model.how.neighbours:
         more = f"must have more than graph.neighbours={model.how.neighbours}"
         raise DataError(f"the graph has {len(x)} nodes, {more}")
     if model.kind == OWN and not model[f"{MLP if edges is None else GNN}-share"] > 0:
         raise OutputError("no client of the run has a model for such a graph")
-    logits = model(x, edges)
+    model = model.on(x, edges)
     adam = Adam([model[n] for n in model if n.startswith(LEARNER)], lr=model.how.learning_rate)
     for _ in range(steps if edges is None else 0):
         for loss in model.contrast().values():
@@ -395,4 +389,4 @@ def predict(model: StructureModel, graph: NewGraph, steps: int = 0) -> Tensor:
             loss.backward()
             adam.step()
     with torch.no_grad():
-        return model.logits() if steps else logits
+        return model.logits()

@@ -70,10 +70,11 @@ from flower_graph.strategies.fedgls.modules import (
     GNN,
     LEARNER,
     MLP,
-    NO_DROPS,
     StructureModel,
     first_model,
+    networks_of,
     parts_of,
+    used_graph,
 )
 from flower_graph.wire.arrays import Config, Measurements, Parameters
 from flower_graph.wire.averaging import (
@@ -175,6 +176,7 @@ class StructureClient(ModuleClient):
         check_edges(graphs, settings.strategy.name, settings.graph.neighbours)
         self.structure = settings
         self._contrast: dict[int, Tensor] = {}  # L_c in this message, by client
+        self._drops: list[list[DropoutMask]] = []  # of a round's further steps, for each network
 
     # What a ready client may say anew
 
@@ -187,7 +189,7 @@ class StructureClient(ModuleClient):
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
         """Return equations 10 and 11 of one step."""
         model = self._holding(module, graph)
-        outputs = model.outputs(model.drops.pop(0) if model.drops else [NO_DROPS] * 2)
+        outputs = model.outputs(self._drops.pop(0))
         # [k, n] each: a log-softmax over a few neighbouring numbers takes PyTorch ten times as long
         own, *student = (one.T.contiguous().log_softmax(0) for one in outputs)
         losses = own.gather(0, graph.y.clamp(min=0)[None])[0]
@@ -200,19 +202,6 @@ class StructureClient(ModuleClient):
         """Step phi on ``L_c``, with theta and omega as the server gave them (step 2)."""
         model, adam = self._holding(learner.module, learner.graph), learner.optimiser
         clients, how = learner.graph.clients, self.structure
-        assert model.batch is not None
-        # Dropout depends on client, network and round alone, not on who shares a cohort
-        seed, steps = self.shared.seed, self.how.local_epochs
-        sizes = steps, how.model.hidden, how.model.input_dropout, how.model.dropout
-        drawn = list[DropoutMask]()
-        for part in model.networks:
-            words = [(client, part == MLP, server_round) for client in clients]
-            chances = [generator(seed, "dropout", *one) for one in words]
-            drawn.append(draw_kept(model.batch.x, model.batch.ptr, chances, *sizes))
-        model.drops = [
-            [DropoutMask(*(part if part is None else part[step] for part in one)) for one in drawn]
-            for step in range(steps)
-        ]
         if how.strategy.optimiser == RESET:
             for name, value in model.items():
                 for moment in () if name.startswith(LEARNER) else adam.state[value].values():
@@ -232,7 +221,7 @@ class StructureClient(ModuleClient):
         model = self._holding(learner.module, learner.graph)
         for part, has in ((GNN, model.has_edges), (MLP, ~model.has_edges)):
             if model.kind == OWN:
-                model.stack(f"{part}-share").copy_(has[:, None])
+                model[f"{part}-share"].copy_(has[:, None])
 
     # Answers
 
@@ -257,26 +246,27 @@ class StructureClient(ModuleClient):
 
     def _agreement(self, learner: Learner) -> dict[str, Tensor]:
         """Compare the made graphs with the true ones, if these are known."""
-        model = self._holding(learner.module, learner.graph)
-        graphs = [self._graph_of[client] for client in learner.graph.clients]
-        made = [one for one in graphs if one.is_graphless and model.makes_graphs]
+        learned = self._holding(learner.module, learner.graph).made_edges()
+        made = [one for one in self.graphs if one.is_graphless]
         true = [one.hidden_edges for one in made if one.hidden_edges is not None]
-        if not made or len(true) < len(made):
+        if learned is None or len(true) < len(made):
             return {}
         ptr = np.cumsum([0, *(len(one.y) for one in made)]).tolist()
         edges = torch.cat([own + start for own, start in zip(true, ptr, strict=False)], 1)
         y = torch.cat([one.y for one in made])
-        found = edge_agreement(
-            model.learned().edges(), edges.to(self.device), y.to(self.device), ptr
-        )
+        found = edge_agreement(learned, edges.to(self.device), y.to(self.device), ptr)
         return {name: values.cpu() for name, values in found.items()}
+
+    def place(self, graph: ClientGraph) -> GraphOnDevice:
+        return super().place(used_graph(graph, self.structure.graphs))
 
     def _holding(self, module: nn.Module, graph: GraphOnDevice) -> StructureModel:
         """Return a model that has the graphs of its clients."""
         assert isinstance(module, StructureModel)
         if module.batch is None:
             graphs = [self._graph_of[client] for client in graph.clients]
-            module.hold(graphs, self.device, is_group=graph.layout is not None)
+            lone = {at: self.place(one) for at, one in enumerate(graphs) if one.is_graphless}
+            module.hold(graph, lone)
         return module
 
     def _take_over(self, cohort: Cohort, learner: Learner, begun: Mapping[int, Parameters]) -> None:
@@ -285,7 +275,18 @@ class StructureClient(ModuleClient):
 
     @contextmanager
     def _drawing(self, graph: GraphOnDevice, server_round: int) -> Iterator[None]:
-        yield  # dropout is drawn above
+        """Draw the dropout of all steps, by client, network and round."""
+        how, steps, drawn = self.structure.model, self.how.local_epochs, list[DropoutMask]()
+        sizes = steps, how.hidden, how.input_dropout, how.dropout
+        for part in networks_of(self.structure.graphs):
+            words = [(client, part == MLP, server_round) for client in graph.clients]
+            chances = [generator(self.shared.seed, "dropout", *one) for one in words]
+            drawn.append(draw_kept(graph.x, graph.ptr, chances, *sizes))
+        self._drops = [
+            [DropoutMask(*(part if part is None else part[step] for part in one)) for one in drawn]
+            for step in range(steps)
+        ]
+        yield
 
     @contextmanager
     def _opened(self) -> Iterator[Cohort]:
@@ -310,8 +311,6 @@ class StructureFedAvg(ModuleFedAvg):
     ----------
     settings : StructureSettings
         The same settings as the clients'.
-    num_nodes : int, optional
-        Number of all clients' nodes, the largest possible weight of a reply.
     **more
         As for ``ReportedFedAvg``; the seed is the settings'.
     """
@@ -319,21 +318,13 @@ class StructureFedAvg(ModuleFedAvg):
     weighted_sum = True
 
     # Any: further arguments are those of the parent
-    def __init__(
-        self, settings: StructureSettings, *, num_nodes: int | None = None, **more: Any
-    ) -> None:
+    def __init__(self, settings: StructureSettings, **more: Any) -> None:
         shared, classes = shared_by(settings), settings.num_classes
         super().__init__(shared, settings.strategy, classes=classes, **more)
-        self.structure, self.num_nodes = settings, num_nodes
+        self.structure = settings
 
     def fixed_settings(self) -> dict[str, object]:
         return super().fixed_settings() | self.structure._asdict()
-
-    def most_examples(self, node: int, *, training: bool) -> int | None:
-        """Return the weight that a SuperNode declared, at most the number of all nodes."""
-        limits = [super().most_examples(node, training=training)]
-        limits += [self.num_nodes] if training else []
-        return min((most for most in limits if most is not None), default=None)
 
     def combine(self, replies: Sequence[ClientReply]) -> Combined:
         """Average the models (step 5); of Fed-GNNMLP's two, each over the clients that have it."""

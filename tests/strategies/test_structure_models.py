@@ -96,8 +96,9 @@ def test_clients_that_do_not_fit_are_refused(graphs: list[ClientGraph], said: st
 def test_a_step_holds_no_matrix_of_nodes_times_nodes(encoder: str) -> None:
     n, f = 4000, 12
     own = settings_of(graph={"encoder": encoder})._replace(num_features=f)
-    model, x = first_model(own), torch.rand(n, f, generator=torch.Generator().manual_seed(1))
-    model(x * (x > 0.5))
+    x = torch.rand(n, f, generator=torch.Generator().manual_seed(1))
+    model = first_model(own).on(x * (x > 0.5), None)
+    model.logits()
     with Largest() as largest:
         model.contrast()[0].sum().backward()
         model.logits()
