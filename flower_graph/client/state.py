@@ -72,7 +72,7 @@ class Live:
     """The object that this process has of a SuperNode's clients; it needs no reload."""
 
     version: int = 0  # of the object; 0 while a message changes it
-    held: Any = None  # the object, its tensors, and the last message's copies of them
+    held: Any = None  # the object and its tensors
     token: str = ""  # of the context whose tensors it has
     # A further object, after what it was read from
     beside: tuple[Any, Any] = field(default=(None, None), repr=False)
@@ -133,17 +133,17 @@ class CohortState(Generic[T]):
         """Yield the object. Keep its changes only if the block ends without an error."""
         if follows and not self.version:  # the server says that there were earlier messages
             raise StateLostError("its state of this run is gone; name a state-dir in node-config")
-        live, tensors, spare = self._open()
-        before = _copied(tensors, spare) if self._copies else {}
+        live, tensors = self._open()
+        before = {n: one.detach().clone() for n, one in tensors.items()} if self._copies else {}
         self.live.version = 0
         try:
             yield live
         except BaseException:
             if self._copies and self.version:  # so that the client can take part again
                 # The object may hold more state than tensors
-                self.live.held, self.live.version = (*self._make(before), {}), self._found
+                self.live.held, self.live.version = self._make(before), self._found
             raise
-        self._commit(live, tensors, before)
+        self._commit(live, tensors)
 
     def look(self) -> T:
         return self._open()[0]
@@ -168,9 +168,9 @@ class CohortState(Generic[T]):
 
     def save(self, server_round: int, run: str, more: Tensors | None = None) -> str:
         """Write a round's checkpoint; return an error message, or an empty string."""
-        live, tensors, spare = self._open()
+        live, tensors = self._open()
         if not self.version:  # not known before the first message
-            self._commit(live, tensors, spare)
+            self._commit(live, tensors)
         beside = {f"{BESIDE}{name}": tensor for name, tensor in (more or {}).items()}
         path = self.checkpoint_file(server_round, run)
         try:
@@ -242,7 +242,7 @@ class CohortState(Generic[T]):
                 if found.get(name) != expected.get(name):
                     forms = f"{name} is {found.get(name)}, expected {expected.get(name)}"
                     raise refused(forms, "made with other data or settings")
-        self._commit(*self._make(kept), {})
+        self._commit(*self._make(kept))
         self._note(resume)
         return beside
 
@@ -261,16 +261,15 @@ class CohortState(Generic[T]):
     def live(self) -> Live:
         return _LIVE.setdefault(self._key, Live())
 
-    def _open(self) -> tuple[T, Tensors, Tensors]:
-        """Return the object, its tensors, and the copies that the last message made of them."""
+    def _open(self) -> tuple[T, Tensors]:
         if not self.version:
-            return (*self._make(None), {})
+            return self._make(None)
         record, who = self._context.state.config_records[self._name], f"client {self._key[1]}"
         kind, token, live = str(record["kind"]), str(record["token"]), self.live
         # If Flower restored an old context, a version may exist twice, but not a token.
         if live.version >= self.version and (kind == PROCESS or live.token == token):
             self._found = live.version
-            return cast(tuple[T, Tensors, Tensors], live.held)
+            return cast(tuple[T, Tensors], live.held)
         if kind == PROCESS:
             raise StateLostError(f"{who}: its state is gone, or half changed")
         if kind == CONTEXT:
@@ -286,11 +285,10 @@ class CohortState(Generic[T]):
             if self._found < self.version:
                 versions = f"has version {self._found}, expected version {self.version}"
                 raise StateLostError(f"{who}: {self._file} {versions}")
-        held = (*self._make(tensors), dict[str, Tensor]())
-        live.version, live.held, live.token = self._found, held, token
-        return held
+        live.version, live.held, live.token = self._found, self._make(tensors), token
+        return cast(tuple[T, Tensors], live.held)
 
-    def _commit(self, held: T, tensors: Tensors, copies: Tensors) -> None:
+    def _commit(self, held: T, tensors: Tensors) -> None:
         version, token = max(self._found, self.version) + 1, secrets.token_hex(8)
         size = sum(t.numel() * t.element_size() for t in tensors.values())
         kind = CONTEXT if size <= SMALL_BYTES else SAVED
@@ -306,20 +304,7 @@ class CohortState(Generic[T]):
             self._context.state[f"{self._name}-tensors"] = ArrayRecord(small)
         self._context.state[self._name] = record
         live = self.live
-        live.version, live.held, live.token = version, (held, tensors, copies), token
-
-
-@torch.no_grad()
-def _copied(tensors: Tensors, spare: Tensors) -> Tensors:
-    """Copy tensors into those of an earlier copy: fresh memory costs more than the copy."""
-
-    def form(one: Tensor | None) -> object:
-        return None if one is None else (one.shape, one.stride(), one.dtype, one.device)
-
-    return {
-        name: spare[name].copy_(one) if form(spare.get(name)) == form(one) else one.clone()
-        for name, one in tensors.items()
-    }
+        live.version, live.held, live.token = version, (held, tensors), token
 
 
 def forms_of(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
