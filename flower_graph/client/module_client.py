@@ -34,12 +34,9 @@ from flower_graph.engine.cohort import (
     Judged,
     Learner,
     drawing_nothing,
-    first_tensors,
-    laid_out,
     placed_on,
     same_numbers,
     spread_,
-    stack_of,
 )
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import DataError, RefusedError, brief, told
@@ -268,7 +265,7 @@ class ModuleClient(NumPyClient):
                         self.prepare(learner)
                         self._train(learner, request.server_round, proximal)
             finite = cohort.finite(filter(self.shared.is_sent, cohort.names))
-            cohort.restart([client for client in chosen if client not in finite], self._start)
+            cohort.restart([client for client in chosen if client not in finite])
         left_out = {
             client: NOT_FINITE if client in chosen else NO_EXAMPLE
             for client in begun
@@ -419,20 +416,20 @@ class ModuleClient(NumPyClient):
         with self._state.opened() as cohort, one_thread(len(self.graphs) > 1):
             yield cohort
 
-    def _start(self) -> Tensors:
-        module = self.shared.first()
-        features = [graph.x for graph in self.graphs]
-        keeps = self.how.optimiser == KEEP
-        return first_tensors(module, features, self.first_layers, keeps_moments=keeps)
-
     def _made(self, tensors: Tensors | None) -> tuple[Cohort, Tensors]:
-        to, held = self.device, self._start() if tensors is None else tensors
-        module = self.shared.first().to(to)
-        graphs = list(map(self.place, self.graphs))
+        module, graphs = self.shared.first().to(self.device), list(map(self.place, self.graphs))
         is_grouped = bool(self.first_layers) or self._can_group(module, graphs)
         if not is_grouped and len(graphs) > 1:
             LOG.info(ALONE)
-        cohort = Cohort(module, graphs, held, self.optimiser, is_grouped, self.first_layers)
+        cohort = Cohort(
+            module,
+            graphs,
+            tensors,
+            self.optimiser,
+            is_grouped=is_grouped,
+            by_rows=self.first_layers,
+            keeps_moments=self.how.optimiser == KEEP,
+        )
         return cohort, cohort.tensors
 
     def _can_group(self, module: nn.Module, graphs: Sequence[GraphOnDevice]) -> bool:
@@ -443,13 +440,12 @@ class ModuleClient(NumPyClient):
         if not _is_elementwise(self.optimiser(module)):
             return False
         try:
-            stacks = {n: laid_out(stack_of(value, 2)) for n, value in module.state_dict().items()}
-            two = Cohort(module, trains, stacks, self.optimiser)
+            two = Cohort(module, trains, None, self.optimiser, is_grouped=True, keeps_moments=False)
             group = two.group(two.clients).learner
             alone = [two.alone(graph.client) for graph in trains]
             state = [self.arrays(one.module) for one in (group, *alone)]
             received = [{n: v.detach().clone() for n, v in one.items()} for one in state]
-            spread_(stacks.values())
+            spread_(two.tensors.values())
             every = zip((group, *alone), received, strict=True)
             together, *each = [self._probed(one, came) for one, came in every]
         except Exception as error:  # any error that a module raises over another graph than its own

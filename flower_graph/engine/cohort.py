@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -127,11 +127,6 @@ def feature_rows(features: Sequence[Tensor]) -> tuple[Adjacency, FeatureRows]:
 
 
 # Stacks -------------------------------------------------------------------------------------------
-
-
-def stack_of(value: Tensor, clients: int) -> Tensor:
-    """Return a stack of equal values."""
-    return torch.stack([value.detach()] * clients)
 
 
 @torch.no_grad()
@@ -424,27 +419,6 @@ def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
 
 
-def first_tensors(
-    module: nn.Module, features: Sequence[Tensor], by_rows: Sequence[str], *, keeps_moments: bool
-) -> Tensors:
-    """Return the stacks of clients that have not trained yet, as ``Cohort`` takes them."""
-    of_each = dict(module.state_dict())
-    for name, parameter in trained_parameters(module) if keeps_moments else ():
-        of_each |= {f"{name}/{moment}": value for moment, value in moments_of(parameter).items()}
-    rows = feature_rows(features)[1] if by_rows else None
-    result = Tensors()
-    for name, value in of_each.items():
-        weight, _, moment = name.partition("/")
-        if rows is None or weight not in by_rows or moment == MOMENTS[2]:
-            result[name] = stack_of(value, len(features))
-            continue
-        matrix = by_feature(module, weight, value.detach())
-        result[name] = matrix[rows.feature]
-        if not moment:
-            result[name + BEGUN] = matrix.clone()
-    return result
-
-
 def by_feature(module: nn.Module, name: str, matrix: Tensor) -> Tensor:
     """Return a first layer with features as rows, ``[f, h]``; or such a matrix as the layer's."""
     return matrix.T if is_linear(type(module.get_submodule(name.rpartition(".")[0]))) else matrix
@@ -498,17 +472,19 @@ class Cohort:
         A client's first module.
     graphs : sequence of GraphOnDevice
         The clients' graphs.
-    tensors : dict
+    tensors : dict, optional
         Stacks ``[c, ...]`` of what the modules' ``state_dict`` has and, as ``<name>/<moment>``, of
-        what optimisers keep. The attribute has them on the graphs' device, and training changes
-        it in place. Of a first layer by active rows ``[r, h]``, and as ``<name>/begun`` the matrix
-        ``[f, h]`` that the round began with.
+        what optimisers keep; by default of clients that have not trained yet. The attribute has
+        them on the graphs' device, and training changes it in place. Of a first layer by active
+        rows ``[r, h]``, and as ``<name>/begun`` the matrix ``[f, h]`` that the round began with.
     optimiser : callable
         Makes an optimiser of a module.
     is_grouped : bool
         Whether they train as a group.
     by_rows : sequence of str
-        The weights that are stored by active rows, of a group.
+        The weights that are stored by active rows; such clients train as a group.
+    keeps_moments : bool
+        Whether new tensors have what an ``Adam`` keeps.
 
     Attributes
     ----------
@@ -521,25 +497,50 @@ class Cohort:
         self,
         module: nn.Module,
         graphs: Sequence[GraphOnDevice],
-        tensors: Tensors,
+        tensors: Tensors | None,
         optimiser: Callable[[nn.Module], Any],
+        *,
         is_grouped: bool = False,
         by_rows: Sequence[str] = (),
+        keeps_moments: bool = True,
     ) -> None:
-        self._is_grouped, self.by_rows = is_grouped, by_rows
-        self.module, self._optimiser = module, optimiser
+        self._is_grouped, self.by_rows = is_grouped or bool(by_rows), by_rows
+        device = graphs[0].y.device
+        self.module, self._optimiser = module.to(device), optimiser
         self.graphs = {graph.client: graph for graph in graphs}
-        device = graphs[0].y.device  # but Adam counts steps on the CPU
-        placed = {n: one if n.endswith("/step") else one.to(device) for n, one in tensors.items()}
-        self.tensors = {n: laid_out(one) for n, one in placed.items()} if is_grouped else placed
+        self._keeps_moments = keeps_moments
+        self.tensors = Tensors()
+        for name, value in (self._first() if tensors is None else tensors).items():
+            one = value if name.endswith("/step") else value.to(device)  # counted on the CPU
+            self.tensors[name] = laid_out(one) if self._is_grouped else one
         self._places = {client: place for place, client in enumerate(self.graphs)}
         self._alone: dict[int, Learner] = {}
         self._together: dict[tuple[int, ...], Group] = {}
 
+    def _first(self) -> Tensors:
+        """Return the stacks of clients that have not trained yet."""
+        of_each, result = dict(self.module.state_dict()), Tensors()
+        for name, parameter in trained_parameters(self.module) if self._keeps_moments else ():
+            of_each |= {f"{name}/{moment}": one for moment, one in moments_of(parameter).items()}
+        for name, value in of_each.items():
+            weight, _, moment = name.partition("/")
+            if weight not in self.by_rows or moment == MOMENTS[2]:
+                result[name] = torch.stack([value.detach()] * len(self))
+                continue
+            matrix = by_feature(self.module, weight, value.detach())
+            result[name] = matrix[self.rows.feature]
+            if not moment:
+                result[name + BEGUN] = matrix.clone()
+        return result
+
+    @cached_property
+    def _joined(self) -> GraphOnDevice:
+        return joined([*self.graphs.values()], by_rows=bool(self.by_rows))
+
     @property
     def rows(self) -> FeatureRows:
         """The active rows of all clients."""
-        return self.group(self.clients).learner.graph.rows
+        return self._joined.rows
 
     def __len__(self) -> int:
         return len(self.graphs)
@@ -605,10 +606,10 @@ class Cohort:
         good: list[bool] = torch.stack([t.isfinite() for t in totals], 1).all(1).tolist()
         return {client for client, is_good in zip(self.graphs, good, strict=True) if is_good}
 
-    def restart(self, clients: Sequence[int], start: Callable[[], Tensors]) -> None:
+    def restart(self, clients: Sequence[int]) -> None:
         """Let some clients have the tensors again that they began with."""
         places = [self._places[client] for client in clients]
-        for name, first in start().items() if places else ():
+        for name, first in self._first().items() if places else ():
             if not name.endswith(BEGUN):
                 at = self._index(name, places)
                 self.tensors[name].detach()[at] = first[at].to(self.tensors[name])
@@ -667,12 +668,14 @@ class Cohort:
     def group(self, clients: Sequence[int]) -> Group:
         """Return some clients as a group, which is kept until another one than all is wanted."""
         if (group := self._together.get(tuple(clients))) is None:
-            graph = joined([self.graphs[one] for one in clients], by_rows=bool(self.by_rows))
+            is_all, graph = list(clients) == self.clients, self._joined
+            if not is_all:
+                graph = joined([self.graphs[one] for one in clients], by_rows=bool(self.by_rows))
             assert graph.layout is not None
             held = {n: one for n, one in self.tensors.items() if n.partition("/")[0] in self.names}
             stacks = {n: one for n, one in held.items() if not n.endswith(BEGUN)}
             index = dict[str, Tensor]()
-            if list(clients) != self.clients:
+            if not is_all:
                 places = [self._places[client] for client in clients]
                 index = {name: self._index(name, places) for name in stacks}
                 stacks = {name: laid_out(stacks[name][at]) for name, at in index.items()}

@@ -24,7 +24,6 @@ from flower_graph.engine.cohort import (
     Learner,
     Tensors,
     check_classes,
-    first_tensors,
     placed_on,
 )
 from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
@@ -232,20 +231,16 @@ class EgoCohort(Cohort):
         device: torch.device | str = "cpu",
     ) -> None:
         self.settings, device = settings, torch.device(device)
-        module = first_model(settings).to(device)
-        if tensors is None:
-            features, never = [ego.x for ego in egos], torch.zeros(len(egos), dtype=torch.int32)
-            tensors = first_tensors(module, features, (FIRST,), keeps_moments=True)
-            tensors |= {TRAINED: never, FUSED: never.clone()}
         rate, decay = settings.learning_rate, settings.weight_decay
         super().__init__(
-            module,
+            first_model(settings),
             [placed_on(ego, device, is_dense=False) for ego in egos],
             tensors,
             lambda made: Adam(made.parameters(), lr=rate, weight_decay=decay),
-            is_grouped=True,
             by_rows=(FIRST,),
         )
+        never = torch.zeros(len(egos), dtype=torch.int32, device=device)
+        self.tensors = {TRAINED: never, FUSED: never.clone()} | self.tensors
 
     @contextmanager
     def part(self, clients: Sequence[int] | None = None) -> Iterator[EgoGroup]:

@@ -27,7 +27,6 @@ from flower_graph.engine.cohort import (
     Learner,
     Tensors,
     check_sizes,
-    first_tensors,
     placed_on,
 )
 from flower_graph.ops.adam import Adam
@@ -192,17 +191,13 @@ class GATCohort(Cohort):
         widths, gat = (features, config.model.dimension, classes), config.gat
         self.make = partial(GAT, *widths, heads=gat.heads, dropout=gat.dropout)
         module, is_new = self.make().eval(), tensors is None
-        if tensors is None:
-            x = [graph.x.cpu() for graph in graphs]
-            tensors = first_tensors(module, x, (FIRST,), keeps_moments=True)
         super().__init__(
-            module.to(device),
+            module,
             placed,
             tensors,
             lambda made: Adam(
                 made.parameters(), lr=gat.learning_rate, weight_decay=gat.weight_decay
             ),
-            is_grouped=True,
             by_rows=(FIRST,),
         )
         if is_new:
