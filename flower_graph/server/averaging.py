@@ -15,11 +15,10 @@ completes the checkpoint if all clients have saved.
 import copy
 import logging
 import math
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -27,7 +26,6 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     FedAdagrad,
     FedAdam,
@@ -116,29 +114,11 @@ class Wanted(NamedTuple):
     rows: bool = False  # of each client that was asked, where a SuperNode has several
 
 
-@dataclass
-class RoundSoFar:
-    """The messages and figures of the current round."""
-
-    number: int = 0
-    started: float = field(default_factory=time.perf_counter)
-    sent: list[Message] = field(default_factory=list)  # of the current exchange
-    measured: list[Message] = field(default_factory=list)  # the answers to ``evaluate``
-    used: set[int] = field(default_factory=set)  # clients whose training counted
-    failed: dict[int, str] = field(default_factory=dict)  # for single clients: why it did not
-    unnamed: int = 0  # SuperNodes that name no clients and whose training counted
-    trained: MetricRecord = field(default_factory=MetricRecord)
-    evaluated: MetricRecord = field(default_factory=MetricRecord)
-    is_averaged: bool = False  # whether ``combine`` called Flower's average
-    skipped: str = ""
-    report: RoundReport | None = None
-
-
 class ReportedFedAvg(RoundLoop, FedAvg):
     """Flower's ``FedAvg`` with a report a round.
 
     A subclass defines the entries of a report (``report_fields``) and may define the first model
-    (``first_arrays``). ``start`` runs the rounds; Flower's own loop can too, without reports.
+    (``first_arrays``). ``start`` runs the rounds.
 
     Parameters
     ----------
@@ -196,7 +176,9 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         self.robust: RobustSection | None = None  # see ``make_robust``
         self.arrays, self.own_arrays = ArrayRecord(), dict[int, ArrayRecord]()
         self.best = BestRound()
-        self._round = RoundSoFar()
+        self._number = 0  # of the round
+        self._is_averaged = False  # whether ``combine`` called Flower's average
+        self._unsaved: dict[int, str] = {}  # SuperNodes that saved no checkpoint, and why
         self._kept: StrategyState | None = None  # while ``start`` runs
 
     # What a method says
@@ -247,13 +229,13 @@ class ReportedFedAvg(RoundLoop, FedAvg):
             The models stay as they are.
         """
         messages, noise = [reply.message for reply in replies], self.central_noise
-        self._round.is_averaged = True
+        self._is_averaged = True
         if noise is not None:
             noise.clip(self.arrays, messages)
-        arrays, trained = super().aggregate_train(self._round.number, messages)
+        arrays, trained = super().aggregate_train(self._number, messages)
         if noise is not None and arrays is not None:
             noise.blur(arrays, len(messages))
-        self._round.trained = trained or MetricRecord()
+        self.means = trained or MetricRecord(), MetricRecord()
         return arrays
 
     def prepare(self, server_round: int) -> None:
@@ -293,25 +275,61 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         self.summary()
 
     def round(self, server_round: int) -> RoundReport:
+        session, members = self.session, self.session.members
+        self._number, self._is_averaged = server_round, False
+        self.means = MetricRecord(), MetricRecord()
+        session.gather(server_round, "no SuperNode can take part")
+        self.prepare(server_round)
+        drawn = session.participants(server_round, members.present(session.connected))
+        config = ConfigRecord(dict(self._config))
+        messages = self.configure_train(server_round, self.arrays, config, grid_of([*drawn]))
+        sent = self._written(messages, drawn, wants_rows=not self.is_weighted_sum)
+        asked = {node: drawn[node] for node in sent}
+        session.asked = dict(asked)
+        replies = self._relayed(sent)
+        count_payload(session.ledger, sent.values(), replies, asked)
+        usable, failed = self._checked(sent, replies, self.arrays, asked)
+        used = {client for reply in usable for client in reply.clients} - failed.keys()
+        skipped = "" if usable else f"none of {len(sent)} SuperNodes gave a usable answer to train"
+        if usable:
+            self.arrays = self._combined(usable) or self.arrays
+        self._measure(server_round)
+        gone = {NOT_CONNECTED: np.array(sorted(members.absent), np.int64)}
+        return session.report(
+            server_round,
+            session.participation(used, failed=failed, left_out=gone),
+            asked=sum(len(local) or 1 for local in asked.values()),
+            # A SuperNode that names no clients is one
+            answered=len(used) + sum(not reply.clients for reply in usable),
+            bytes=session.ledger.payload,
+            skipped=skipped,
+            **self.report_fields(*self.means),
+        )
+
+    def _measure(self, server_round: int) -> None:
+        """Have all clients measure the round's model, and save their state if that is due."""
         session = self.session
-        grid, config = session.exchange.grid, ConfigRecord(dict(self._config))
-        messages = self.configure_train(server_round, self.arrays, config, grid)
-        relay = partial(session.exchange.relay, server_round=server_round, timeout=session.timeout)
-        self.arrays = self.aggregate_train(server_round, relay(messages))[0] or self.arrays
-        counting = {COUNTING: self.counting} if self.counting else {}
-        config = ConfigRecord({**counting, **self._evaluate_config})
-        messages = self.configure_evaluate(server_round, self.arrays, config, grid)
-        self.aggregate_evaluate(server_round, relay(messages))
-        report = self._round.report
-        assert report is not None
-        return report
+        nodes = session.exchange.nodes(session.min_nodes, session.timeout)
+        present, messages = session.members.present(nodes), list[Message]()
+        config = ConfigRecord({COUNTING: self.counting} if self.counting else {})
+        config.update(self._evaluate_config)
+        if session.is_due(server_round):
+            config[CHECKPOINT], config[RUN_TOKEN] = True, session.run
+        if present:  # Flower would wait for one without an end
+            grid = grid_of([*present])
+            messages = [*self.configure_evaluate(server_round, self.arrays, config, grid)]
+        sent = self._written(messages, present)
+        replies = self._relayed(sent)
+        said = {n: no_content(one) or read_not_saved(one.content) for n, one in replies.items()}
+        self._unsaved = unsaved(sent, said)
+        usable = [reply.message for reply in self._checked(sent, replies, None)[0]]
+        measured = self.aggregate_evaluate(server_round, usable) if usable else None
+        self.means = self.means[0], measured or MetricRecord()
+        self.counts = added(read_counts(reply.content, *self.counted) for reply in usable)
 
-    def trained(self, report: RoundReport) -> MetricRecord:
-        """Return the round's losses, with Flower's means of the clients' metrics."""
-        return MetricRecord({**self._round.trained, **super().trained(report)})
-
-    def measured(self, report: RoundReport) -> MetricRecord:
-        return MetricRecord({**self._round.evaluated, **super().measured(report)})
+    def _relayed(self, sent: Mapping[int, Message]) -> dict[int, Message]:
+        exchange, timeout = self.session.exchange, self.session.timeout
+        return exchange.relay(sent.values(), server_round=self._number, timeout=timeout)
 
     def finish(self, server_round: int) -> None:
         self._kept = None
@@ -321,90 +339,10 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         how = self.session.min_nodes, self.session.share, self.session.seed
         LOG.info("wait for %d SuperNodes; %g of the clients train, drawn by seed %d", *how)
 
-    # Flower's round, step by step
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        session = self.session
-        self._round, self.arrays = RoundSoFar(server_round), arrays
-        if server_round == 1:
-            self.own_arrays = {}
-        if not session.is_open or session.exchange.grid is not grid:
-            session.open(grid, session.timeout, session.rounds)
-        session.gather(server_round, "no SuperNode can take part")
-        self.prepare(server_round)
-        drawn = session.participants(server_round, session.members.present(session.connected))
-        messages = super().configure_train(server_round, arrays, config, grid_of(list(drawn)))
-        sent = self._send(messages, drawn, wants_rows=not self.is_weighted_sum)
-        session.asked = {node: drawn[node] for node in (m.metadata.dst_node_id for m in sent)}
-        return sent
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average the usable replies. Without any, the model stays as it was."""
-        replies, session = list(replies), self.session
-        asked = {node: list(session.asked[node]) for node in session.asked}
-        session.ledger.count_messages("up", replies)
-        count_payload(session.ledger, self._round.sent, replies, asked)
-        usable, failed = self._checked(server_round, replies, self.arrays, asked)
-        so_far = self._round
-        so_far.failed |= failed
-        so_far.used |= {client for reply in usable for client in reply.clients}
-        # A SuperNode that names no clients is one
-        so_far.unnamed += sum(not reply.clients for reply in usable)
-        if not usable:
-            so_far.skipped = f"none of {len(so_far.sent)} SuperNodes gave a usable answer to train"
-            return None, None
-        return self._combined(usable), so_far.trained
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        self.arrays, session = arrays, self.session
-        nodes = session.exchange.nodes(session.min_nodes, session.timeout)
-        present = session.members.present(nodes)
-        # Where Flower's own loop runs the round, nothing is saved
-        saves = self._kept is not None and session.is_due(server_round)
-        if not present:  # Flower would wait for one without an end
-            return self._send([], {})
-        if saves:
-            config[CHECKPOINT], config[RUN_TOKEN] = True, session.run
-        grid = grid_of(list(present))
-        return self._send(super().configure_evaluate(server_round, arrays, config, grid), present)
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        self._round.measured = list(replies)
-        self.session.ledger.count_messages("up", self._round.measured)
-        checked, _ = self._checked(server_round, self._round.measured, None)
-        usable = [reply.message for reply in checked]
-        metrics = super().aggregate_evaluate(server_round, usable) if usable else None
-        self._round.evaluated = metrics or MetricRecord()
-        self.counts = added(read_counts(reply.content, *self.counted) for reply in usable)
-        so_far, session = self._round, self.session
-        gone = {NOT_CONNECTED: np.array(sorted(session.members.absent), np.int64)}
-        used = so_far.used - so_far.failed.keys()
-        so_far.report = session.report(
-            so_far.number,
-            session.participation(used, failed=so_far.failed, left_out=gone),
-            asked=sum(len(local) or 1 for local in session.asked.values()),
-            answered=len(used) + so_far.unnamed,
-            bytes=session.ledger.payload,
-            seconds=time.perf_counter() - so_far.started,
-            skipped=so_far.skipped,
-            **self.report_fields(so_far.trained, so_far.evaluated),
-        )
-        return None if metrics is None else self.measured(so_far.report)
-
     # Checkpoints
 
     def clients_save(self, server_round: int) -> dict[int, str]:
-        replies = {reply.metadata.src_node_id: reply for reply in self._round.measured}
-        said = {n: no_content(one) or read_not_saved(one.content) for n, one in replies.items()}
-        return unsaved([message.metadata.dst_node_id for message in self._round.sent], said)
+        return self._unsaved
 
     def state(self) -> dict[str, object]:
         assert self._kept is not None
@@ -432,10 +370,9 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         why = "" if self.robust is None else too_few(self.robust, len(replies))
         if why and len(replies) != self._warned:
             self._warned = len(replies)
-            number = self._round.number
-            LOG.warning("round %d: no protection from hostile clients: %s", number, why)
+            LOG.warning("round %d: no protection from hostile clients: %s", self._number, why)
         combined = self.combine(replies)
-        if not self._round.is_averaged:
+        if not self._is_averaged:
             if self.central_noise is not None or self.robust is not None:
                 unused = (
                     "central_noise" if self.robust is None else f"average: {self.robust.robust}"
@@ -443,7 +380,8 @@ class ReportedFedAvg(RoundLoop, FedAvg):
                 made = f"{type(self).__name__}.combine without ReportedFedAvg.combine"
                 raise ValueError(f"{unused} has no effect with {made}")
             contents = [reply.message.content for reply in replies]
-            self._round.trained = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+            trained = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+            self.means = trained, MetricRecord()
         if combined is None or isinstance(combined, ArrayRecord):
             return combined
         if not combined or not all(isinstance(key, int) for key in combined):
@@ -467,15 +405,15 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         sums = all(vars(c).get("weighted_sum", c in OF_THE_MEAN) for c in makers)
         return sums and not self.personal and self.central_noise is None
 
-    def _send(
+    def _written(
         self,
         messages: Iterable[Message],
         asked: Mapping[int, Sequence[int]],
         *,
         wants_rows: bool = False,
-    ) -> list[Message]:
-        """Write each message's clients, and order the replies, so that sums are reproducible."""
-        members, sent = self.session.members, list[Message]()
+    ) -> dict[int, Message]:
+        """Write each message's clients, and order them, so that sums are reproducible."""
+        members, sent = self.session.members, dict[int, Message]()
         for message in sorted(messages, key=lambda one: members.place(one.metadata.dst_node_id)):
             node = message.metadata.dst_node_id
             clients = asked.get(node, ())
@@ -496,15 +434,13 @@ class ReportedFedAvg(RoundLoop, FedAvg):
                 wants_rows=(wants_rows and len(clients) > 1) or None,
             )
             message.content.config_records[self.configrecord_key].update(request.to_config())
-            sent.append(message)
-        self._round.sent = sent
-        self.session.ledger.count_messages("down", sent)
+            sent[node] = message
         return sent
 
     def _checked(
         self,
-        server_round: int,
-        replies: Sequence[Message],
+        sent: Iterable[int],
+        replies: Mapping[int, Message],
         model: ArrayRecord | None,
         asked: Mapping[int, Sequence[int]] = MappingProxyType({}),
     ) -> tuple[list[ClientReply], dict[int, str]]:
@@ -512,11 +448,11 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         most = partial(self.most_examples, training=model is not None)
         rows, timeout = model is not None and not self.is_weighted_sum, self.session.timeout
         wanted = Wanted(model, self.extras(), self.counted, rows)
-        sent, where = self._round.sent, "evaluate: " if model is None else ""
+        where = "evaluate: " if model is None else ""
         usable, rejected, failed = check_replies(sent, replies, wanted, timeout, most, asked)
         named = [replace(entry, reason=where + entry.reason) for entry in rejected]
         self.session.leave_out(named)
-        log_rejected(LOG, server_round, "left out", named)
+        log_rejected(LOG, self._number, "left out", named)
         return usable, failed
 
 
@@ -527,8 +463,8 @@ class ReportedFedAvg(RoundLoop, FedAvg):
 
 
 def check_replies(
-    sent: Sequence[Message],
-    replies: Iterable[Message],
+    sent: Iterable[int],
+    replies: Mapping[int, Message],
     wanted: Wanted,
     timeout: float,
     most_examples: Callable[[int], int | None] = lambda node: None,
@@ -536,17 +472,10 @@ def check_replies(
 ) -> tuple[list[ClientReply], list[Rejected], dict[int, str]]:
     """Leave out replies that cannot be averaged; ``asked`` has the clients of each SuperNode.
 
-    Returned are the usable ones, in the order of the messages sent, rows in that of the clients;
-    every other node that was asked, and clients that are left out; and why the training of clients
-    that were asked does not count.
+    Returned are the usable ones, in the order of ``sent``, rows in that of the clients; every
+    other node of ``sent``, and clients that are left out; and why the training of clients that
+    were asked does not count.
     """
-    nodes = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
-    came = dict[int, Message]()
-    for reply in replies:
-        # An error that the grid writes for a lost node comes from the grid's own id.
-        node = nodes.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
-        if reply.has_error() or node == reply.metadata.src_node_id:
-            came.setdefault(node, reply)
     rows: Mapping[int, Sequence[Any]] = asked if wanted.rows else {}  # one row is of None
     said = dict[int, dict[Any, str]]()  # by node: the clients that it has left out itself
 
@@ -557,9 +486,8 @@ def check_replies(
         own = split_rows(reply, clients) if len(clients) > 1 else {clients[0]: reply}
         return {(node, client): part for client, part in own.items()}
 
-    order = [*nodes.values(), *sorted(came.keys() - set(nodes.values()))]
-    late = dict.fromkeys(order, f"no reply within {timeout:g} s")
-    whole = read_replies(late, came.items(), read)
+    late = dict.fromkeys(sent, f"no reply within {timeout:g} s")
+    whole = read_replies(late, replies.items(), read)
     parts = {at: reply for own in whole.values.values() for at, reply in own.items()}
     bad = _bad_parts(parts, wanted, most_examples)
     fit = {place: reply for place, reply in parts.items() if place not in bad}
@@ -727,7 +655,8 @@ def too_few(how: RobustSection, answers: int) -> str:
 PLAIN = (bool, int, float, str, type(None), np.ndarray, np.generic, list, dict, ArrayRecord)
 # Attributes that a checkpoint saves elsewhere, or that last only a run or a round
 OWN = {"arrays", "own_arrays", "session", "central_noise", "robust"}
-OWN |= {"_round", "_kept", "_config", "_evaluate_config", "best", "_outputs", "counts"}
+OWN |= {"_number", "_is_averaged", "_unsaved", "_kept", "_warned", "_config", "_evaluate_config"}
+OWN |= {"best", "_outputs", "counts", "means"}
 
 
 class StrategyState:

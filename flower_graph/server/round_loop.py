@@ -71,6 +71,8 @@ class RoundLoop(Strategy):
     counting = ""  # the kind of counts that clients send; none for the accuracy alone
     num_classes: int = 0  # that clients predict, where predictions can be counted
     counts: Counts | Errors | None = None  # of predictions, in the round that was reported last
+    # Of training and of measuring: Flower's means of the clients' metrics in the last round
+    means = (MetricRecord(), MetricRecord())
     _config = ConfigRecord()  # further entries of ``train`` messages
     _evaluate_config = ConfigRecord()  # ... and of ``evaluate`` messages
 
@@ -93,12 +95,6 @@ class RoundLoop(Strategy):
     def round(self, server_round: int) -> RoundReport | None:
         """Run a round; return its report, or None if the report comes later."""
         raise NotImplementedError
-
-    def trained(self, report: RoundReport) -> MetricRecord:
-        return _entries(report, LOSSES)
-
-    def measured(self, report: RoundReport) -> MetricRecord:
-        return _entries(report, ACCURACIES)
 
     # Any: NumPy arrays or tensors
     def weights(self) -> dict[str, Any]:
@@ -314,8 +310,12 @@ class RoundLoop(Strategy):
         measured = evaluate_fn(report.round, self.learnt()) if evaluate_fn else None
         if measured is not None:
             result.evaluate_metrics_serverapp[report.round] = measured
-        result.train_metrics_clientapp[report.round] = self.trained(report)
-        result.evaluate_metrics_clientapp[report.round] = self.measured(report)
+        trained, measured = self.means
+        own = {**_entries(report, ACCURACIES), **report.alignment}
+        result.train_metrics_clientapp[report.round] = MetricRecord(
+            {**trained, **_entries(report, LOSSES)}
+        )
+        result.evaluate_metrics_clientapp[report.round] = MetricRecord({**measured, **own})
         report.seconds = time.perf_counter() - started
         return report
 
@@ -388,8 +388,8 @@ class RoundLoop(Strategy):
         session.resume, self.best.last = resume, server_round
 
 
-def _entries(report: RoundReport, names: Iterable[str]) -> MetricRecord:
-    return MetricRecord({name.replace("_", "-"): getattr(report, name) for name in names})
+def _entries(report: RoundReport, names: Iterable[str]) -> dict[str, float]:
+    return {name.replace("_", "-"): getattr(report, name) for name in names}
 
 
 # Rounds of another kind than Flower's -------------------------------------------------------------

@@ -365,7 +365,7 @@ def grid_of(nodes: list[int]) -> Grid:
 def count_payload(
     ledger: ByteLedger,
     sent: Iterable[FlowerMessage],
-    replies: Iterable[FlowerMessage],
+    replies: Mapping[int, FlowerMessage],
     asked: Mapping[int, Sequence[int]],
 ) -> None:
     """Count every client's arrays both ways, also if clients share a SuperNode."""
@@ -381,7 +381,7 @@ def count_payload(
         return total
 
     # A SuperNode that does not say which clients it hosts counts as one client.
-    answers = {one.metadata.src_node_id: one for one in replies if one.has_content()}
+    answers = {node: one for node, one in replies.items() if one.has_content()}
     for message in sent:
         node, entries = message.metadata.dst_node_id, message.content.config_records.values()
         answer, clients = answers.get(node), len(asked.get(node, ()))

@@ -189,10 +189,8 @@ class Exchange:
         ]
         waiting = self._sent(messages)
         sent = set(waiting.values())
-        self.ledger.count_messages("down", [m for m in messages if m.metadata.dst_node_id in sent])
 
         def checked(node: int, reply: Message) -> T:
-            self.ledger.count_messages("up", [reply])
             require_content(reply, max_reply_bytes, server_round)
             return read(node, reply.content)
 
@@ -204,14 +202,12 @@ class Exchange:
 
     def relay(
         self, messages: Iterable[Message], *, server_round: int, timeout: float
-    ) -> list[Message]:
-        """Send messages made elsewhere and gather the answers, unread and uncounted.
+    ) -> dict[int, Message]:
+        """Send messages made elsewhere; return each node's first answer, unread.
 
-        As Flower's ``Grid.send_and_receive``, without its polls every 3 s, and with the first
-        answer of each node alone.
+        As Flower's ``Grid.send_and_receive``, without its polls every 3 s.
         """
-        pulled = self._pull(self._sent(list(messages)), server_round, timeout)
-        return [reply for _, reply in pulled]
+        return dict(self._pull(self._sent(list(messages)), server_round, timeout))
 
     def _pull(
         self, waiting: dict[str, int], server_round: int, timeout: float
@@ -233,6 +229,7 @@ class Exchange:
                 gone = {*waiting.values()} - {*self.grid.get_node_ids()}
                 look = time.monotonic() + LOOK_WAIT
             replies, lost = pull(self.grid, [*waiting, *self._unanswered])
+            self.ledger.count_messages("up", replies)
             for reply in replies:
                 answers, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
                 node, late = waiting.get(answers), self._unanswered.pop(answers, None)
@@ -242,7 +239,6 @@ class Exchange:
                     self.failures.note(node, reply)
                     yield node, reply
                     continue
-                self.ledger.count_messages("up", [reply])
                 why = NO_ANSWER if node is None else f"reply in the name of node {node}"
                 why = why if late is None else f"late: round {late[0]}"
                 ignored.append(Rejected(sender, why))
@@ -278,8 +274,9 @@ class Exchange:
             taken = set(accepted)
             local = (message.metadata.message_id for message in messages)
             accepted = [message_id if message_id in taken else "" for message_id in local]
-        pairs = zip(accepted, messages, strict=True)
-        return {number: message.metadata.dst_node_id for number, message in pairs if number}
+        sent = {number: one for number, one in zip(accepted, messages, strict=True) if number}
+        self.ledger.count_messages("down", sent.values())
+        return {number: message.metadata.dst_node_id for number, message in sent.items()}
 
 
 def unreadable(error: Exception) -> str:

@@ -51,7 +51,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -353,9 +353,6 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         for client, means in sorted(self.clients.targets.items()):
             result[f"means-{client}"], result[f"nodes-{client}"] = means, self.clients.ids[client]
         return result
-
-    def measured(self, report: RoundReport) -> MetricRecord:
-        return MetricRecord({**super().measured(report), **report.alignment})
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         run = self.session.run

@@ -284,7 +284,7 @@ def relayed(
     content = vector(0, 0, 0)
     messages = [Message(content, node, "train") for node in nodes]
     replies = sender.relay(messages, server_round=number, timeout=timeout)
-    return {reply.metadata.src_node_id: reply.has_content() for reply in replies}
+    return {node: reply.has_content() for node, reply in replies.items()}
 
 
 class LossyGrid(ScriptedGrid):
@@ -331,8 +331,8 @@ def test_relayed_messages_come_back_unread():
     words = {4: "error", 5: "refused", 6: "never", 7: "stranger", 8: "nan"}
     sender = Exchange(ScriptedGrid(words))
     assert relayed(sender, range(3, 9), 1) == {3: True, 4: False, 8: True}
-    # Whoever made them counts, but for the stranger's
-    assert sender.ledger.wire == {"up": MESSAGE_BYTES, "down": 0}
+    # 3's, 8's and the stranger's answers; to all but 5
+    assert sender.ledger.wire == {"up": 3 * MESSAGE_BYTES, "down": 5 * MESSAGE_BYTES}
     assert relayed(sender, [], 2) == {}
     grid = ScriptedGrid({4: "late"})
     grid.extra = answers("error", Message(vector(0), STRANGER, "train"))
