@@ -1,7 +1,6 @@
 """Ways to cut one graph into clients: the keys of each way, and a section with the keys of all."""
 
 from dataclasses import dataclass, fields
-from typing import ClassVar
 
 from flower_graph.config.rules import (
     ABOVE_ZERO,
@@ -57,10 +56,6 @@ class OverlapSection:
 @dataclass
 class CutSection:
     """How the graph is cut, and into how many clients."""
-
-    GONE: ClassVar[dict[str, str]] = {
-        "drawn_share": "each client draws half of a part's nodes; leave the key out"
-    }
 
     method: str = setting(LOUVAIN, choice(*PARTITIONS), help="how the graph is cut")
     clients: int = setting(8, at_least(1))

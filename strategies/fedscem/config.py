@@ -22,7 +22,7 @@ from flower_graph.config.rules import (
 )
 from flower_graph.config.schema import section, setting
 from flower_graph.method.trust import OpenedSums
-from flower_graph.secure.node_config import FEWEST_PARTIES, MOST_BLOCK
+from flower_graph.secure.node_config import FEWEST_PARTIES
 
 if TYPE_CHECKING:
     from flower_graph.data.graph import ClientGraph
@@ -145,11 +145,6 @@ class StrategyConfig(TrainingConfig, RobustSection, OpenedSums):
     where models are shared at most 2^-20"""
     dropout: float = setting(0.3, BORNE)
     """share of the clients, and of the SuperNodes, that may vanish in a round"""
-    GONE: ClassVar[dict[str, str]] = {
-        "alignment=polynomial": "take plain: the server sees as much of its clients",
-        "block_cap": f"a client has at most {MOST_BLOCK} points; leave the key out",
-        "most_points": "key-holders set it, in the node config (most-points); leave the key out",
-    }
 
     def validate(self) -> None:
         self.refuse_robust(self.name, NOT_ROBUST)
