@@ -31,7 +31,8 @@ from flower_graph.outputs.files import (
     listed,
     read_models,
 )
-from flower_graph.records.rounds import read_records
+from flower_graph.records.rounds import read_reports
+from flower_graph.storage.files import plain
 from flower_graph.storage.reading import Tree, read_json, reading
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class Run:
     @cached_property
     def metrics(self) -> Rounds:
         """The figures of each round, by the keys of ``metrics.jsonl``."""
-        return Rounds(read_records(self._one().path / foreign.METRICS))
+        reports = read_reports(self._one().path / foreign.METRICS)
+        return Rounds(plain(one.to_record()) for one in reports)
 
     def predictions(self, client: int | None = None) -> Predictions:
         """Return the predictions for the nodes, a row for each node of each client.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from flower_graph.errors import OutputError, brief
-from flower_graph.storage.reading import StateDict, Tree, read_lines, reading
+from flower_graph.storage.reading import StateDict, read_lines, reading
 from flower_graph.wire.keys import (
     ACCURACY,
     AP,
@@ -75,10 +75,9 @@ class RoundReport:
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> RoundReport:
         """Read a line of ``metrics.jsonl`` back; null is a number that was not finite."""
-        values = {"scores": {}, "confusion": []} | _entries(record)
-        if absent := [name for name in _kinds() if name not in values]:
-            raise KeyError(absent[0].replace("_", "-"))
-        result = cls(**values)
+        keys = {name: name.replace("_", "-") for name in _kinds()}
+        given = {n: key for n, key in keys.items() if n not in COUNTED or key in record}
+        result = cls(**{n: _taken(record[key], _kinds()[n], key) for n, key in given.items()})
         if result.round < 1:
             raise ValueError(f"round: {result.round} is not at least 1")
         for entry in result.rejected:
@@ -107,16 +106,6 @@ class RoundReport:
 @cache
 def _kinds() -> dict[str, Any]:
     return get_type_hints(RoundReport)
-
-
-# Any: values of the fields' types
-def _entries(record: Mapping[str, object]) -> dict[str, Any]:
-    keys = {name: name.replace("_", "-") for name in _kinds()}
-    return {
-        name: _taken(record[key], _kinds()[name], key)
-        for name, key in keys.items()
-        if key in record
-    }
 
 
 # Any: types of fields, and the values of JSON that fit them
@@ -205,33 +194,20 @@ def _score(metric: str, counts: Counts | Errors | None, place: int) -> float:
     return {MACRO_F1: macro_f1, BALANCED: balanced_accuracy}[metric](counts.confusion[place])
 
 
-def read_records(path: Path) -> list[Tree]:
-    """Read ``metrics.jsonl`` as it stands, also of a version whose reports had other entries.
-
-    ``OutputError`` if an entry is of another type than in a report, or more clients are named than
-    are read.
-    """
-    with reading(path, OutputError):
-        records = read_lines(path)
-    taken = list[Any]()
-    for number, record in enumerate(records, start=1):
-        with reading(path, OutputError, f"line {number} is not a round's report"):
-            taken.append(_entries(record).get("participation", {}))
-    from flower_graph.records.participation import check_records  # loads NumPy
-
-    with reading(path, OutputError, "who took part is damaged"):
-        check_records(taken)
-    return records
-
-
 def read_reports(path: Path) -> list[RoundReport]:
     """Read ``metrics.jsonl``; ``OutputError`` names the entry that no run has written."""
+    with reading(path, OutputError):
+        records = read_lines(path)
     reports = list[RoundReport]()
-    for number, record in enumerate(read_records(path), start=1):
+    for number, record in enumerate(records, start=1):
         with reading(path, OutputError, f"line {number} is not a round's report"):
             reports.append(RoundReport.from_record(record))
             if number > 1 and reports[-1].round <= reports[-2].round:
                 raise ValueError(f"round {reports[-1].round} is not after {reports[-2].round}")
+    from flower_graph.records.participation import check_records  # loads NumPy
+
+    with reading(path, OutputError, "who took part is damaged"):
+        check_records(report.participation for report in reports)
     return reports
 
 

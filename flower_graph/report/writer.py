@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -18,7 +18,7 @@ from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.report.result import BASELINES, best_round, make_result, metrics_of, tested
 from flower_graph.storage import files
 from flower_graph.storage.reading import Tree
-from flower_graph.storage.writing import named, remove, remove_folder, replaced, saying, written
+from flower_graph.storage.writing import remove, remove_folder, replaced, saying, written
 
 LOG = logging.getLogger(__name__)
 RISE = 10  # a loss above the lowest so far times this, and above the first, is warned of
@@ -37,10 +37,12 @@ class RunWriter:
         steadying: Sequence[str] = (),
         title: str = "",
     ) -> None:
-        self._made = files.missing_folders(named(out))
-        self.out = files.prepare_folder(out, may_exist=resume_round is not None)
-        with saying(self.out):
-            self._lock = files.FolderLock(self.out)
+        with ExitStack() as folder:
+            made = files.new_folder(out, may_exist=resume_round is not None)
+            self.out = folder.enter_context(made)
+            with saying(self.out):
+                folder.callback(files.FolderLock(self.out).close)
+            self._folder = folder.pop_all()
         self.config, self._title = files.plain(config), title
         self._draw_more = draw  # draws the method's own pictures; takes folder, reports, title
         self._steadying = " or ".join(steadying)  # settings to change when the loss rises
@@ -108,8 +110,7 @@ class RunWriter:
             for name in (CHECKPOINTS, IN_RUN):
                 with suppress(OSError):
                     remove_folder(self.out / name)
-        self._lock.close()
-        files.remove_all_empty(self._made)
+        self._folder.close()
 
     def _draw(self, baselines: Mapping[str, float]) -> None:
         out, reports, title = self.out, self.reports, _title(self.config)

@@ -656,7 +656,7 @@ PLAIN = (bool, int, float, str, type(None), np.ndarray, np.generic, list, dict, 
 # Attributes that a checkpoint saves elsewhere, or that last only a run or a round
 OWN = {"arrays", "own_arrays", "session", "central_noise", "robust"}
 OWN |= {"_number", "_is_averaged", "_unsaved", "_kept", "_warned", "_config", "_evaluate_config"}
-OWN |= {"best", "_outputs", "counts", "means"}
+OWN |= {"best", "_how_kept", "_own_outputs", "_keeping", "counts", "means"}
 
 
 class StrategyState:

@@ -65,7 +65,9 @@ class RoundLoop(Strategy):
 
     session: Session
     best: BestRound
-    _outputs: KeptOutputs | None  # None: nothing is kept
+    _how_kept = (NOTHING, LAST, 0)  # save, keep and every, as of ``start``
+    _own_outputs: KeptFolder | None = None  # of the server
+    _keeping: set[int]  # SuperNodes that keep outputs
     usual_rounds: ClassVar = 100
     metrics: Sequence[str] = (ACCURACY,)  # that are reported; the first decides what is best
     counting = ""  # the kind of counts that clients send; none for the accuracy alone
@@ -246,9 +248,11 @@ class RoundLoop(Strategy):
         self.best = BestRound()
         self.begin(initial_arrays)
         self.session.open(grid, timeout, rounds)
-        self.session.members.greet = None
-        kept = None if save == NOTHING else KeptOutputs(self, (save, keep, every), output_dir)
-        self._outputs = kept
+        self._how_kept, self._keeping = (save, keep, every), set()
+        self._own_outputs, self.session.members.greet = None, None
+        if save != NOTHING:
+            self._own_outputs = KeptFolder(output_dir, save) if output_dir else None
+            self.session.members.greet = self._begin_outputs
         self._config = train_config or ConfigRecord()
         self._evaluate_config = evaluate_config or ConfigRecord()
         done = self._resume() if resume else 0
@@ -278,13 +282,15 @@ class RoundLoop(Strategy):
             validation = report.score(self.metrics[0], "val")
             if self.best.see(report.round, merit(self.metrics[0], validation)):
                 self.saw_best()
-                if self._outputs is not None:
-                    self._outputs.keep(SNAPSHOT)
+                if keep == BEST:
+                    self._keep_outputs(SNAPSHOT)
             self._save(report.round)
             if should_stop is not None and should_stop(report.round, result):
                 session.rounds = min(session.rounds, done)
-        if self._outputs is not None and self.best.last:
-            self._outputs.keep(FINISH)
+        if self.best.last:
+            if keep == BEST and not self.best.number:
+                LOG.warning("no round has a validation %s: the last is kept", metrics[0])
+            self._keep_outputs(FINISH)
         self.finish(self.session.rounds)
         if not self.best.any_used:
             why = skipped[-1] if skipped else "no round was reported"
@@ -318,6 +324,50 @@ class RoundLoop(Strategy):
         result.evaluate_metrics_clientapp[report.round] = MetricRecord({**measured, **own})
         report.seconds = time.perf_counter() - started
         return report
+
+    # Outputs: these messages do not count in the run's bytes, which say what the method costs
+
+    def _keep_outputs(self, action: str) -> None:
+        """Keep the best round so far, or what stays at the end."""
+        if self._how_kept[0] == NOTHING:
+            return
+        request, own = self._request(action), self._own_outputs
+        self._ask_to_keep(self._keeping, request)
+        if own is not None and (snapshot := self.snapshot()) is not None:
+            (own.hold if action == SNAPSHOT else own.finish)(request, lambda: snapshot)
+        if own is not None and action == FINISH and (lines := self.figures()) is not None:
+            import pandas as pd
+
+            write_table(own.folder / CLIENTS, pd.DataFrame(lines, columns=[*HEAD]))
+
+    def _begin_outputs(self, nodes: Iterable[int]) -> None:
+        nodes = set(nodes)
+        self._keeping = (self._keeping | nodes) - self._ask_to_keep(nodes, self._request(BEGIN))
+
+    def _request(self, action: str) -> KeepRequest:
+        best, how = self.best, self._how_kept
+        return KeepRequest(self.session.run, best.last, best.number, action, *how, best.protected)
+
+    def _ask_to_keep(self, nodes: Iterable[int], request: KeepRequest) -> set[int]:
+        """Ask SuperNodes to keep outputs; return those without a good answer."""
+        exchange = self.session.exchange
+        connected = sorted(set(exchange.grid.get_node_ids()).intersection(nodes))
+        with exchange.uncounted():
+            replies = exchange.send(
+                dict.fromkeys(connected, request.to_record()),
+                message_type=TYPE,
+                server_round=request.server_round,
+                timeout=self.session.timeout,
+                read=lambda _, content: KeepReply.read(content).not_kept,
+                max_reply_bytes=reply_bytes(),
+                called="no outputs of",
+            )
+        for node, why in replies.values.items():
+            if why:
+                LOG.warning("outputs of node %d: %s", node, why)
+        return {entry.node_id for entry in replies.rejected}
+
+    # Checkpoints
 
     def _save(self, server_round: int) -> None:
         if self.session.is_due(server_round):
@@ -472,61 +522,3 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
         raise RuntimeError("call start, not Flower's round loop")
 
     aggregate_train = configure_evaluate = aggregate_evaluate = configure_train
-
-
-# Outputs ------------------------------------------------------------------------------------------
-
-
-class KeptOutputs:
-    """Has the clients of a run keep their outputs, and keeps the server's."""
-
-    # These messages do not count in the run's bytes, which say what the method costs.
-
-    def __init__(self, loop: RoundLoop, how: tuple[str, str, int], folder: Path | None) -> None:
-        self._loop, self._session = loop, loop.session
-        self._how = how  # save, keep and every, as of ``start``
-        self._asked = set[int]()  # SuperNodes that keep outputs
-        self._own = None if folder is None else KeptFolder(folder, how[0])
-        self._session.members.greet = self._begin
-
-    def keep(self, action: str) -> None:
-        """Keep the best round so far, if asked to, or what stays at the end."""
-        loop, own, best = self._loop, self._own, self._how[1] == BEST
-        if action == SNAPSHOT and not best:
-            return
-        if action == FINISH and best and not loop.best.number:
-            LOG.warning("no round has a validation %s: the last is kept", loop.metrics[0])
-        request = self._request(action)
-        self._ask(self._asked, request)
-        if own is not None and (snapshot := loop.snapshot()) is not None:
-            (own.hold if action == SNAPSHOT else own.finish)(request, lambda: snapshot)
-        if own is not None and action == FINISH and (lines := loop.figures()) is not None:
-            import pandas as pd
-
-            write_table(own.folder / CLIENTS, pd.DataFrame(lines, columns=[*HEAD]))
-
-    def _begin(self, nodes: Iterable[int]) -> None:
-        nodes = set(nodes)
-        self._asked = (self._asked | nodes) - self._ask(nodes, self._request(BEGIN))
-
-    def _request(self, action: str) -> KeepRequest:
-        best, run = self._loop.best, self._session.run
-        return KeepRequest(run, best.last, best.number, action, *self._how, best.protected)
-
-    def _ask(self, nodes: Iterable[int], request: KeepRequest) -> set[int]:
-        exchange = self._session.exchange
-        connected = sorted(set(exchange.grid.get_node_ids()).intersection(nodes))
-        with exchange.uncounted():
-            replies = exchange.send(
-                dict.fromkeys(connected, request.to_record()),
-                message_type=TYPE,
-                server_round=request.server_round,
-                timeout=self._session.timeout,
-                read=lambda _, content: KeepReply.read(content).not_kept,
-                max_reply_bytes=reply_bytes(),
-                called="no outputs of",
-            )
-        for node, why in replies.values.items():
-            if why:
-                LOG.warning("outputs of node %d: %s", node, why)
-        return {entry.node_id for entry in replies.rejected}

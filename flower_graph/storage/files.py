@@ -39,18 +39,20 @@ ROOT_VARIABLE = "FLOWER_GRAPH_DATA"
 _PROBE_BYTES = 4 * 2**20
 
 
-def prepare_folder(out: Path, *, may_exist: bool = False) -> Path:
+@contextmanager
+def new_folder(out: Path, *, may_exist: bool = False) -> Iterator[Path]:
     """Make an output folder, and check by writing to it that it can take a run's outputs.
 
-    The returned path has no links. An existing folder may be from anybody: links in it that lead
-    out of it, and files of other users, are refused.
+    The yielded path has no links. An existing folder may be from anybody: links in it that lead
+    out of it, and files of other users, are refused. At the end, folders that were made and stay
+    empty are removed.
     """
     out = writing.named(out)
     if out.exists() and not out.is_dir():
         raise OutputError(f"output folder {out}: is a file, not a folder")
     made = missing_folders(out)
-    with writing.saying(out):
-        try:
+    try:
+        with writing.saying(out):
             writing.make_folder(out)
             if may_exist:
                 writing.check_folder(out)
@@ -67,18 +69,7 @@ def prepare_folder(out: Path, *, may_exist: bool = False) -> Path:
                     os.fsync(file.fileno())
             finally:
                 writing.remove(probe)
-        except OSError:
-            remove_all_empty(made)
-            raise
-    return out
-
-
-@contextmanager
-def new_folder(out: Path, *, may_exist: bool = False) -> Iterator[Path]:
-    """Prepare an output folder; remove folders that were made for it and stay empty."""
-    made = missing_folders(writing.named(out))
-    try:
-        yield prepare_folder(out, may_exist=may_exist)
+        yield out
     finally:
         remove_all_empty(made)
 

@@ -48,9 +48,8 @@ HOW = (
     "; these clients do not answer as this strategy asks: make their ClientApp with "
     "flower_graph.make_client_app, or write it as `flower-graph docs messages` says"
 )
-# Of a traceback: the places of its calls, and the kind of its error
-PLACE = re.compile(r'^\s*File "(.+)", line (\d+), in', re.MULTILINE)
-KIND = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)
+# Of a traceback: the place of its last call, and the kind of its error
+FAULT = re.compile(r'.*^\s*File "(.+?)", line (\d+), in.*?^([A-Za-z_][\w.]*)(?::|$)', re.M | re.S)
 # Python writes the first error of a chain first; what Ray adds comes behind
 CHAINED = "\nThe above exception was the direct cause"
 
@@ -124,7 +123,7 @@ def no_content(reply: Message) -> str | None:
 
 # A fault that all clients have ------------------------------------------------------------------
 
-Fault = tuple[str, str, str]  # an error's kind, file and line; the last two only from this machine
+Fault = tuple[str, ...]  # an error's file and line, if they are known, and its kind
 
 
 @dataclass
@@ -143,7 +142,7 @@ class Failures:
             said = self._said(reply, node_id)
             fault = None if NO_FUNCTION.search(said) else fault_of(said)
             # Our own errors are raised on purpose, so they are no bug.
-            if fault and not hasattr(errors, fault[0].rpartition(".")[2]):
+            if fault and not hasattr(errors, fault[-1].rpartition(".")[2]):
                 self.found[node_id] = fault, said
 
     def check(self, asked: Iterable[int]) -> None:
@@ -152,9 +151,9 @@ class Failures:
         if not nodes or not nodes <= found.keys() or {*self.grid.get_node_ids()} - found.keys():
             return
         if len({fault for fault, _ in found.values()}) == 1:
-            (kind, file, _), said = next(iter(found.values()))
+            (*place, kind), said = next(iter(found.values()))
             who = "the SuperNode" if len(found) == 1 else f"each of the {len(found)} SuperNodes"
-            words = said.strip() if file else f"{kind}, whose text stays in the log of each"
+            words = said.strip() if place else f"{kind}, whose text stays in the log of each"
             raise ClientBugError(f"{who} fails with the same error:\n{words}")
 
     def _said(self, reply: Message, node_id: int) -> str:
@@ -170,12 +169,9 @@ class Failures:
 
 
 def fault_of(said: str) -> Fault | None:
-    """Return an error's kind, file and line, without its words, whose values may differ.
+    """Return an error's place and kind, without its words, whose values may differ.
 
     Of an error in another machine's log only the kind is known.
     """
-    if at_home := NOT_OURS.search(said):
-        return at_home[1], "", ""
-    places = [*PLACE.finditer(said)]
-    kind = KIND.search(said, places[-1].end()) if places else None
-    return (kind[1], places[-1][1], places[-1][2]) if kind else None
+    found = NOT_OURS.search(said) or FAULT.match(said)
+    return found.groups() if found else None

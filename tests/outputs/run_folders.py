@@ -12,6 +12,8 @@ from flower_graph.data.new_graph import DataForm
 from flower_graph.method.load import load_config, to_yaml
 from flower_graph.models import GCN
 from flower_graph.outputs.files import Predictions, SavedModels, Snapshot
+from flower_graph.records.rounds import RoundReport
+from flower_graph.storage.files import json_line
 
 CLASSES = ("cat", "dog")
 GRAPH: dict[str, Any] = {
@@ -26,6 +28,7 @@ SMALL: dict[str, Any] = {
     "partition": {"clients": 2, "method": "random"},
     "model.hidden": 4,
 }
+REPORT = RoundReport(1, 0.5, 0.5, 0.0, 1, 1, 0.5, 2, 2, bytes={"up": {"weights": 8}})
 MODEL = "flower_graph.models.GCN", {"features": 3, "hidden": 4, "classes": 2}
 
 
@@ -41,7 +44,7 @@ def make_run(
     out.mkdir(parents=True)
     text = to_yaml(load_config("fedgta/cora-linqs", ["data.features=row", *overrides]))
     (out / "config.yaml").write_text(text, encoding="utf-8")
-    (out / "metrics.jsonl").write_text('{"round": 1, "bytes": {"up": {"weights": 8}}}\n{"rou')
+    (out / "metrics.jsonl").write_bytes(json_line(REPORT.to_record()) + b'{"rou')
     (out / "result.json").write_text('{"seed": 0, "rounds": 1, "test-accuracy": 0.5}')
     form = DataForm(Treatment("row", 3), 2, CLASSES)
     (out / "data.json").write_text(json.dumps(form.to_json()))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from run_folders import CLASSES, GRAPH, by_hand, make_run, weights
+from run_folders import CLASSES, GRAPH, REPORT, by_hand, make_run, weights
 
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
@@ -25,7 +25,7 @@ ROW = torch.tensor([[1.0, 0, 0], [0, 0.25, 0.75], [0, 1, 0]])
 def test_a_run_is_read_back_and_a_new_graph_is_treated_as_its_own(tmp_path: Path) -> None:
     run = fg.load_run(make_run(tmp_path / "run"))
     assert (run.result["test-accuracy"], run.config.app, list(run.seeds)) == (0.5, "fedgta", [0])
-    assert run.metrics == [{"round": 1, "bytes": {"up": {"weights": 8}}}]  # the second is cut short
+    assert run.metrics == [REPORT.to_record()]  # the second is cut short
     assert run.metrics.to_pandas()["bytes.up.weights"].tolist() == [8]
     found = run.predictions()
     assert found.client.tolist() == [0, 0, 1, 1] and found.node.tolist() == [0, 1, 2, 3]

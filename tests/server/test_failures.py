@@ -116,7 +116,7 @@ def test_skipped_rounds_are_told_in_the_end(
 def test_faults_at_one_line_are_one_whatever_their_values() -> None:
     said = 'Traceback (most recent call last):\n  File "a.py", line {}, in loss\n    x[i]\n{}: {}\n'
     first = fault_of(said.format(3, "IndexError", "271"))
-    assert first == ("IndexError", "a.py", "3")
+    assert first == ("a.py", "3", "IndexError")
     assert fault_of(said.format(3, "IndexError", "268")) == first
     assert fault_of(said.format(4, "IndexError", "271")) != first
     assert fault_of(said.format(3, "KeyError", "271")) != first

@@ -11,7 +11,7 @@ from federation import METHODS
 
 from flower_graph.errors import OutputError, StateLostError
 from flower_graph.storage import files, row_file, writing
-from flower_graph.storage.files import FolderLock, append_line, own_folder, prepare_folder
+from flower_graph.storage.files import FolderLock, append_line, new_folder, own_folder
 
 
 def put(path: Path, way: Callable[[Path], Any] = writing.replaced) -> None:
@@ -120,7 +120,8 @@ def test_a_name_from_elsewhere_stays_in_its_folder(tmp_path: Path) -> None:
 
 def test_a_person_may_name_a_folder_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "runs").symlink_to(tmp_path)
-    assert prepare_folder(tmp_path / "runs" / "mine") == tmp_path / "mine"
+    with new_folder(tmp_path / "runs" / "mine") as folder:
+        assert folder == tmp_path / "mine"
 
 
 @pytest.mark.parametrize("name", [".probe", ".running", "clients", "rows/users-0.rows", "x/y/z"])
@@ -131,11 +132,12 @@ def test_a_folder_with_links_out_of_it_is_not_gone_on_with(
     link.parent.mkdir(parents=True)
     link.symlink_to(theirs if name == "clients" else theirs / "file")
     with pytest.raises(OutputError):
-        prepare_folder(tmp_path / "run", may_exist=True)
+        new_folder(tmp_path / "run", may_exist=True).__enter__()
     assert untouched(theirs)
     link.unlink()
     link.symlink_to(tmp_path / "run" / "inner")  # as those that Weights & Biases makes
-    prepare_folder(tmp_path / "run", may_exist=True)
+    with new_folder(tmp_path / "run", may_exist=True):
+        pass
 
 
 def test_a_link_to_the_place_of_state_is_not_followed_and_a_place_for_all_is_refused(
