@@ -29,43 +29,33 @@ RUN_BYTES = 16  # the nonce that tells one run from another
 
 @dataclass(frozen=True)
 class Scalar(Field[T]):
-    """A value of one type, or of several."""
+    """A value of one type; the requested one, if the reader knows it."""
 
-    kinds: ClassVar[tuple[type, ...]]
+    kinds: ClassVar[tuple[type, ...]]  # that are read, as the last of them
+    least: float = -math.inf
+    most: float = math.inf
 
     def decode(self, value: Any, name: str, reading: Reading) -> T:
+        if name in reading.known and value != reading.known[name]:
+            raise self.refuse(reading.known[name], value)
         if type(value) not in self.kinds:
             raise self.refuse(self.type, value)
-        result: T = value
+        if self.is_number and (value < self.least or value > self.most):
+            raise self.refuse(f"a number from {self.least} to {self.most}", value)
+        result: T = self.kinds[-1](value)
         return result
 
 
-@dataclass(frozen=True)
 class Whole(Scalar[int]):
-    """A whole number; the requested one, if the reader knows it."""
+    """A whole number."""
 
-    least: float = -math.inf
-    most: float = math.inf
-    is_number = True
-    kinds, type = (int,), "int"
-
-    def decode(self, value: object, name: str, reading: Reading) -> int:
-        if name in reading.known and value != reading.known[name]:
-            raise self.refuse(reading.known[name], value)
-        number = super().decode(value, name, reading)
-        if not self.least <= number <= self.most:
-            raise self.refuse(f"a number from {self.least} to {self.most}", value)
-        return number
+    kinds, type, is_number = (int,), "int", True
 
 
 class Real(Scalar[float]):
     """A number."""
 
-    kinds, type = (int, float), "float"
-    is_number = True
-
-    def decode(self, value: Any, name: str, reading: Reading) -> float:
-        return float(super().decode(value, name, reading))
+    kinds, type, is_number = (int, float), "float", True
 
 
 class Flag(Scalar[bool]):
@@ -77,8 +67,7 @@ class Flag(Scalar[bool]):
 class Word(Scalar[str]):
     """Text."""
 
-    empty = ""
-    kinds, type = (str,), "str"
+    empty, kinds, type = "", (str,), "str"
 
 
 class Said(Word):

@@ -109,19 +109,11 @@ def too_large(reply: Message, most: int | None) -> str | None:
     if most is None:
         return None
     # Names and descriptions are no payload, but a client writes them too.
-    size = len(reply.metadata.group_id) + len(reply.metadata.message_type)
-    if reply.has_error():
-        # A text may always have so many bytes: a traceback may be longer than a small answer.
-        text, most = reply.error.reason or "", max(most, LOOKED_AT)
-        # A longer one is not encoded
-        if size + len(text) <= most >= size + len(text.encode("utf-8", "surrogatepass")):
-            return None
-        return f"error reply of {len(text)} characters, at most {most} bytes allowed"
-    paid = size_of(reply)
+    size = len(reply.metadata.group_id) + len(reply.metadata.message_type) + size_of(reply)
+    if reply.has_error():  # a traceback may be longer than a small answer
+        size, most = size + len(reply.error.reason or ""), max(most, LOOKED_AT)
     for name, record in reply.content.items() if reply.has_content() else ():
         arrays = record.values() if isinstance(record, ArrayRecord) else ()
         sizes = (len(a.dtype) + len(a.stype) + NUMBER * len(a.shape) for a in arrays)
         size += len(name) + sum(sizes)
-    if paid + size <= most:
-        return None
-    return f"reply of {paid if paid > most else paid + size} bytes, at most {most} allowed"
+    return f"reply of {size} bytes, at most {most} allowed" if size > most else None

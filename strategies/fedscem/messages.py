@@ -167,9 +167,7 @@ class EgoRequest(Message, down="train"):
         FloatArray | None, codec.Tensor("model/weights", MODEL, shape="D", when="shares_model")
     ] = None
     # How numbers are written, and the secure sum's part; None for plain sums
-    ring: Annotated[
-        Ring | None, Part("Ring", make=RING.make, fields=RING.fields, when=RING.when)
-    ] = None
+    ring: Annotated[Ring | None, RING] = None
     mask: Annotated[MaskRequest | None, Part("Mask", make=MaskRequest, when=keys.RING_WORD)] = None
     # Whether training and sharing are over
     is_last: Annotated[bool, Flag(keys.IS_LAST, "after the last round: only measure")] = False

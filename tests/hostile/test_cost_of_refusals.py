@@ -67,7 +67,7 @@ def refused(answer: Any, most: int = ROOM, averaging: bool = False) -> str:
     if not averaging:
         return one_line(cheap(lambda: require_content(reply, most, 1)))
     wanted = Wanted(ArrayRecord({"x": Array(np.zeros((2, 3), np.float32))}))
-    usable, (rejected,), _ = cheap(lambda: check_replies([message], [reply], wanted, 1.0))
+    usable, (rejected,), _ = cheap(lambda: check_replies([1], {1: reply}, wanted, 1.0))
     assert usable == []
     return str(rejected.reason)
 
@@ -97,7 +97,7 @@ TOO_LARGE: dict[str, tuple[Callable[[], Any], str]] = {
 } | {
     f"an error of {letter!r}": (
         lambda letter=letter: Error(0, letter * (50 * MB)),  # type: ignore[misc]
-        f"error reply of {50 * MB} characters",
+        "reply of 52428",
     )
     for letter in ("x", "é", "\n", "\U0001d54f", " ")
 }

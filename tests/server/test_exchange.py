@@ -127,7 +127,7 @@ FAULTS = {
     "traceback": "error reply: ValueError: bad weather" + "!" * (300 - 13 - 23 - 3) + "...",
     "lost": "error reply: Node Unavailable",
     "other round": "round 3, expected 4",
-    "large": f"reply of {MESSAGE_BYTES + 1003} bytes, at most 500 allowed",
+    "large": f"reply of {MESSAGE_BYTES + 1047} bytes, at most 500 allowed",
     "refused": "not sent: the grid refused the message; node gone?",
     "never": "no reply within 0.2 s",
     "late": "no reply within 0.2 s",
