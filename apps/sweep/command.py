@@ -22,8 +22,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from flower_graph.apps.cli.run import check_all, stem_of
 from flower_graph.apps.cli.say import say
 from flower_graph.apps.parallel import in_parallel, loaded, settings_of, time_left, workers_for
@@ -32,7 +30,7 @@ from flower_graph.config.common import CHECKPOINTS, RunConfig
 from flower_graph.config.foreign import RESULT
 from flower_graph.errors import ConfigError, DivergedError, OutputError
 from flower_graph.method.compare import compare
-from flower_graph.method.load import PARENT, is_file_name, read_override, title_of
+from flower_graph.method.load import read_override, title_of, to_yaml
 from flower_graph.method.run import load_run
 from flower_graph.records.rounds import merit
 from flower_graph.report.result import summarise
@@ -41,7 +39,6 @@ from flower_graph.storage.reading import Tree
 from flower_graph.storage.writing import named, remove_folder
 
 BEST = "best.yaml"
-PATHS = ("data.name", "data.root", "data.add")
 MOST_NAME = 80  # letters of a folder's name
 # Trials proposed at a time: the same number on any machine, so that a sweep that was stopped
 # proposes the same ones again, and finds their runs
@@ -101,28 +98,20 @@ class Trial:
         return merit(self.loaded(0).metrics[0], self.validation)
 
 
-def missing_runs(trials: Sequence[Trial]) -> list[tuple[Trial, int]]:
-    """List the runs without a result, each once, seed by seed."""
-    seeds = trials[0].seeds
+def do(trials: Sequence[Trial], of: int | None = None) -> None:
+    """Do the runs without a result, each once, seed by seed; ``of``: say how many in all."""
+    seeds, out = trials[0].seeds, trials[0].out
     runs = {(one.folder, seed): (one, seed) for seed in seeds for one in trials}
-    return [(one, seed) for one, seed in runs.values() if not one.result(seed)]
-
-
-def announce(trials: Sequence[Trial], count: int) -> None:
-    """Check the trials, and say how many runs there are."""
-    seeds, missing = trials[0].seeds, missing_runs(trials)
-    check_all([trial.loaded(seeds[0]) for trial in trials])
-    done = len({trial.folder for trial in trials}) * len(seeds) - len(missing)
-    words = f"{count} settings × {len(seeds)} seed" + "s" * (len(seeds) > 1)
-    say(f"{count * len(seeds)} runs ({words}), {done} done before", to=sys.stderr)
-    say(f"{workers_for(missing)} runs at a time, in {trials[0].out}", to=sys.stderr)
-
-
-def do(trials: Sequence[Trial]) -> None:
-    """Do the missing runs."""
-    missing = missing_runs(trials)
-    done = in_parallel(do_run, missing, trials[0].apps)
-    for number, ((trial, seed), words, left) in enumerate(done, 1):
+    missing = [(one, seed) for one, seed in runs.values() if not one.result(seed)]
+    if of is not None:
+        check_all([trial.loaded(seeds[0]) for trial in trials])
+        words = f"{of} settings × {len(seeds)} seed" + "s" * (len(seeds) > 1)
+        done = len(runs) - len(missing)
+        say(f"{of * len(seeds)} runs ({words}), {done} done before", to=sys.stderr)
+        say(f"{workers_for(missing)} runs at a time, in {out}", to=sys.stderr)
+    for number, ((trial, seed), words, left) in enumerate(
+        in_parallel(do_run, missing, trials[0].apps), 1
+    ):
         end = f"; {time_left(left)} left" if number < len(missing) else ""
         say(f"{number}/{len(missing)}  {trial.words}, seed {seed}: {words}{end}", to=sys.stderr)
 
@@ -163,9 +152,7 @@ def search(sweep: Trial, varied: Mapping[str, Sequence[str]], count: int) -> lis
             sweep.vary([propose(one, key, values) for key, values in varied.items()])
             for one in asked
         ]
-        if not trials:
-            announce(batch, count)
-        do(batch)
+        do(batch, None if trials else count)
         for one, trial in zip(asked, batch, strict=True):
             is_known, failed = math.isfinite(trial.merit), optuna.trial.TrialState.FAIL
             study.tell(one, *((trial.merit,) if is_known else (None, failed)))
@@ -212,8 +199,7 @@ def sweep_command(args: argparse.Namespace) -> int:
         try:
             if args.optuna is None:
                 trials = [sweep.vary(one) for one in product(*varied.values())]
-                announce(trials, len({trial.folder for trial in trials}))
-                do(trials)
+                do(trials, len({trial.folder for trial in trials}))
             else:
                 trials = search(sweep, varied, args.optuna)
             finish(trials)
@@ -259,35 +245,22 @@ def split(text: str) -> list[str]:
 
 def finish(trials: Sequence[Trial]) -> None:
     """Print the comparison, and write it and the best settings."""
-    figures = {one.folder: (one.merit, one) for one in trials}
-    whole = {folder: one for folder, one in figures.items() if math.isfinite(one[0])}
+    each = {trial.folder: trial for trial in trials}
+    whole = {folder: one for folder, one in each.items() if math.isfinite(one.merit)}
     if not whole:
         raise OutputError("no run of any setting has a validation figure: there is no best one")
-    for folder, (_, trial) in whole.items():
+    for folder, trial in whole.items():
         summarise(folder, [trial.result(seed) for seed in trial.seeds])
-    best = max(whole.values(), key=lambda one: one[0])[1]
-    compared = compare(*sorted(whole, key=lambda folder: -whole[folder][0]))
+    ordered = sorted(whole, key=lambda folder: -whole[folder].merit)
+    best, compared = whole[ordered[0]], compare(*ordered)
     say(compared.to_text())
     write_text(best.out / "table.csv", compared.to_csv())
     seeds = ", ".join(map(str, best.seeds))
-    write_best(best, f"best validation, {best.validation:.4f} on average over seeds {seeds}")
-    for folder in figures.keys() - whole.keys():
+    why = f"best validation, {best.validation:.4f} on average over seeds {seeds}"
+    text = to_yaml(loaded(best.config, (*best.fixed, *best.varied)))
+    write_text(best.out / BEST, f"# Chosen by `flower-graph sweep`: {why}.\n{text}")
+    for folder in each.keys() - whole.keys():
         say(f"left out: {folder.name}: not all seeds have a validation figure", to=sys.stderr)
     say(f"\nbest by validation ({best.validation:.3f}): {best.words or 'as it is'}")
     apps = "".join(f" --app {file}" for file in best.apps)
     say(f"  flower-graph run {os.path.relpath(best.out / BEST)}{apps}")
-
-
-def write_best(best: Trial, why: str) -> None:
-    """Write the chosen settings as a YAML file that ``flower-graph run`` takes."""
-    tree = OmegaConf.create({PARENT: best.config})
-    if is_file_name(best.config):
-        # From the file's own folder, so that both may move together
-        tree[PARENT] = os.path.relpath(Path(best.config).expanduser(), best.out)
-    settings = {k: v for one in (*best.fixed, *best.varied) for k, v in read_override(one).items()}
-    config = best.loaded(0)
-    for key, value in settings.items():
-        # Paths were given from the working directory
-        OmegaConf.update(tree, key, getattr(config.data, key[5:]) if key in PATHS else value)
-    text = OmegaConf.to_yaml(tree)
-    write_text(best.out / BEST, f"# Chosen by `flower-graph sweep`: {why}.\n{text}")

@@ -49,7 +49,6 @@ NAMED = 12  # most classes whose names are written
 LETTERS = 16  # of a class's name
 LABEL_WIDTH = 42  # most letters of an attack's name in a line
 TITLE_WIDTH = 30  # of a panel's title
-CLIENT_BARS = 40  # most clients that have a bar each
 MOST_CLIENTS = 100  # that have a column of dots each
 LARGEST = 200.0  # of a dot, in points squared
 MOST_ROWS = 200  # most clients whose rounds are drawn
@@ -222,45 +221,26 @@ def curves_panel(given: Panel) -> str:
 # Participants ------------------------------------------------------------------------------------
 
 
-def save_participation(path: Path, reports: Sequence[RoundReport], *, title: str) -> None:
-    """Draw which clients, and how many, answered, failed or were left out in each round."""
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
-    who, how_many = figure.subplots(1, 2, width_ratios=(2, 1))
-    rounds = [report.round for report in reports]
-    counts = draw_participation(who, reports)
-    lines = {name: Line(rounds, [counts[:, state].tolist()]) for state, name in NAMES.items()}
-    draw_panel(how_many, Panel(lines, "clients", from_zero=True))
-    for line, state in zip(how_many.lines, NAMES, strict=True):
-        line.set_color(COLOUR[state])
-    legend_above(how_many, ncols=2)
-    save(figure, path, title)
-
-
-def draw_participation(axes: Axes, reports: Sequence[RoundReport]) -> NDArray[np.float64]:
-    """Draw each client's state in each round; return the clients by state, ``[rounds, 4]``."""
+def draw_participation(axes: Axes, reports: Sequence[RoundReport]) -> None:
+    """Draw which clients answered, failed or were left out in each round."""
     clients = known_clients(report.participation for report in reports)
     # Of many clients some, evenly chosen
     shown = np.linspace(0, clients.size - 1, min(clients.size, MOST_ROWS)).astype(int)
-    cells = np.zeros((len(shown), len(reports)), int)
-    counts = np.full((len(reports), len(PALETTE)), np.nan)  # NaN in a round that does not say
-    records = [report.participation for report in reports]
-    for index, (record, result) in enumerate(zip(records, states(records, clients), strict=True)):
-        if record:
-            counts[index] = np.bincount(result, minlength=len(PALETTE))
-            cells[:, index] = result[shown]
+    cells = [result[shown] for result in states((one.participation for one in reports), clients)]
 
     def number(at: float, _: object) -> str:
         return str(clients[shown[int(at)]]) if 0 <= at < len(shown) else ""
 
     edges = (reports[0].round - 0.5, reports[-1].round + 0.5, len(shown) - 0.5, -0.5)
-    axes.imshow(PALETTE[cells], aspect="auto", extent=edges)
+    axes.imshow(PALETTE[np.stack(cells, axis=1)], aspect="auto", extent=edges)
     handles = [Patch(color=COLOUR[state], label=name) for state, name in NAMES.items()]
-    legend_above(axes, handles=handles, ncols=3)
+    axes.figure.legend(
+        handles=handles, loc="outside upper left", frameon=False, fontsize=8, ncols=3
+    )
     finish(axes, "client")
     axes.grid(visible=False)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(number))
-    return counts
 
 
 # Figures beside each other -----------------------------------------------------------------------
@@ -444,18 +424,11 @@ def draw_classes(axes: Axes, counts: Counts, classes: Sequence[str] | None) -> N
 
 def draw_clients(axes: Axes, label: str, values: Mapping[int, float]) -> None:
     """Draw one figure of each client, the lowest first."""
-    ordered = sorted(values, key=lambda client: values[client])
-    heights = [values[client] for client in ordered]
-    if len(ordered) <= CLIENT_BARS:
-        axes.bar(range(len(ordered)), heights, color=COLOURS[0], width=0.8)
-        size = 9 if len(ordered) <= CLIENT_BARS // 2 else 6
-        axes.set_xticks(range(len(ordered)), map(str, ordered), fontsize=size)
-        axes.set_xlabel("client")
-    else:
-        shares = 100 * np.arange(1, len(heights) + 1) / len(heights)
-        axes.plot(shares, heights, color=COLOURS[0], linewidth=1.6, drawstyle="steps-mid")
-        axes.xaxis.set_major_formatter(PercentFormatter())
-        axes.set_xlabel(f"share of {len(heights):,} clients that have this or less")
+    heights = sorted(values.values())
+    shares = 100 * np.arange(1, len(heights) + 1) / len(heights)
+    axes.plot(shares, heights, color=COLOURS[0], linewidth=1.6, drawstyle="steps-mid")
+    axes.xaxis.set_major_formatter(PercentFormatter())
+    axes.set_xlabel(f"share of {len(heights):,} clients that have this or less")
     mean = float(np.mean(heights))
     axes.axhline(mean, color=GREY, linestyle="--", linewidth=1.1, label=f"mean {mean:.3f}")
     axes.figure.legend(loc="outside upper left", frameon=False, fontsize=8)
@@ -494,12 +467,6 @@ def open_grid(axes: Axes) -> None:
     """Draw a pale grid, and no frame above and to the right."""
     axes.grid(visible=True, color="#E0E0E0", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def legend_above(axes: Axes, **more: Any) -> None:
-    """Put a legend above the axes, where it hides no curve."""
-    anchor = (0.0, 1.0)
-    axes.legend(loc="lower left", bbox_to_anchor=anchor, frameon=False, fontsize=9, **more)
 
 
 def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:

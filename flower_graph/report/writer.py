@@ -120,7 +120,7 @@ class RunWriter:
         if len(reports) < 2 and not best.confusion:
             return
         # Imported here: it takes as long as a short run, and these do without.
-        from flower_graph.report.plots import draw_confusion, plot, save_curves, save_participation
+        from flower_graph.report.plots import draw_confusion, draw_participation, plot, save_curves
 
         if best.confusion:
             about, size = f"{title} · test, round {best.round}", (5.2, 4.4)
@@ -129,7 +129,7 @@ class RunWriter:
             return
         save_curves(out / "curves.png", reports, title=title, baselines=baselines)
         if any(report.participation for report in reports):
-            save_participation(out / "participation.png", reports, title=title)
+            plot(out / "participation.png", draw_participation, reports, title=title)
 
     def _take_over(self) -> None:
         """Write the settings, and cut a resumed run's files back to its checkpoint."""
