@@ -45,7 +45,7 @@ class FedAvgMethod(ModuleMethod[FedAvgConfig]):
 
     name, schema = APP, FedAvgConfig
     heterophily = "FedAvg trains a GCN, which smooths over edges; not tried on such graphs here"
-    tables = ("personalised", "links", "values")
+    tables = ("personalised", "links")
 
 
 METHOD = FedAvgMethod()

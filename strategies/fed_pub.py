@@ -191,7 +191,7 @@ class FedPUBMethod(ModuleMethod[FedPUBConfig]):
     name, schema = APP, FedPUBConfig
     strategy_class, client_class = FedPUB, FedPUBClient
     heterophily = "FED-PUB trains a GCN, which smooths over edges; not tried on such graphs here"
-    tables = ("personalised", "links", "values")
+    tables = ("personalised", "links")
 
     def module(self, config: FedPUBConfig, features: int, classes: int) -> Callable[[], nn.Module]:
         make = super().module(config, features, classes)

@@ -44,7 +44,7 @@ class LocalMethod(ModuleMethod[LocalConfig]):
 
     name, schema = APP, LocalConfig
     heterophily = "clients train a GCN, which smooths over edges; not tried on such graphs here"
-    tables = ("personalised", "links", "values")
+    tables = ("personalised", "links")
     needs_variety = False  # clients are alone already
 
     def local(self, config: LocalConfig) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ import importlib
 import json
 import re
 from collections.abc import Iterator
-from email.message import Message
 from inspect import ismodule
 from itertools import chain
 from pathlib import Path
@@ -140,23 +139,8 @@ def test_a_page_is_found_in_the_site_by_its_name_or_the_end_of_it(
     ):
         assert main(["docs", *asked]) == 0
         assert opened[-1] == capsys.readouterr().out.strip() == f"{tmp_path.as_uri()}/{file}"
-    assert main(["docs", "own-data", "--path"]) == 0 and len(opened) == 4
     with pytest.raises(ConfigError, match="own-data"):
         documentation.address_of("own-dta")
-
-
-def test_without_pages_the_projects_address_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("SITE", "GUIDES"):
-        monkeypatch.setattr(documentation, name, tmp_path)
-    said = Message()
-    monkeypatch.setattr(documentation, "metadata", lambda name: said)
-    with pytest.raises(ConfigError, match="address"):
-        documentation.address_of("own-data")
-    said["Project-URL"] = "Documentation, https://git.example/x/tree/v1/docs"
-    found = documentation.address_of("own-data#splits")
-    assert found == "https://git.example/x/tree/v1/docs/own-data.md#splits"
 
 
 @pytest.mark.usefixtures("guides")

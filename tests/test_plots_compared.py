@@ -93,11 +93,3 @@ def test_points_over_sizes_and_over_words(drawn: list[Axes]) -> None:
     assert other.lines[0].get_xdata(orig=False).tolist() == [0, 1]  # type: ignore[union-attr]
     assert list(other.lines[1].get_ydata()) == [0.0, 0.0]
     assert other.get_legend_handles_labels()[1] == ["Cora"]
-
-
-def test_what_costs_nothing_is_a_line_across(drawn: list[Axes]) -> None:
-    paid, free = Line([1, 2, 3], [[0.25, 0.5, 0.75], [0.25]]), Line([0, 0], [[0.5, 0.5]])
-    plots.plot_panels(X, [[Panel({"a": paid, "b": free}, scales="x")]])
-    one, other = drawn[0].lines
-    assert one.get_ydata().tolist() == [0.25, 0.375, 0.5]  # type: ignore[union-attr]
-    assert (other.get_ydata()[0], drawn[0].get_xscale()) == (0.5, "log")  # type: ignore[index]

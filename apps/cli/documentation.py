@@ -1,4 +1,4 @@
-"""``flower-graph docs``: opens the documentation of the package, the checkout or the web.
+"""``flower-graph docs``: opens the documentation of the package or the checkout.
 
 A page of the site is opened in the browser. Without a site the page's source is printed, with the
 tables that are generated from code.
@@ -11,7 +11,6 @@ import sys
 import webbrowser
 from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, metadata
 from operator import attrgetter
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -37,12 +36,11 @@ def docs_command(args: argparse.Namespace) -> int:
     """Open a page, or print it where there is no site."""
     address = address_of(args.page)
     path, _, anchor = address.partition("#")
-    if path.startswith("file:") and path.endswith(".md") and not args.path:
+    if path.endswith(".md"):
         say(text_of(Path(unquote(urlparse(path).path)), anchor))
         return 0
     say(address)
-    if not args.path:
-        webbrowser.open(address)
+    webbrowser.open(address)
     return 0
 
 
@@ -69,10 +67,10 @@ def _described(found: re.Match[str]) -> str:
 
 
 def address_of(page: str) -> str:
-    """Find a page in the installed site, else among a checkout's guides, else on the web.
+    """Find a page in the installed site, else among the guides as they are written.
 
     ``page`` is the page's name below ``docs/``, without an ending, or the end of that name; behind
-    ``#`` a heading's anchor. ``ConfigError`` if there is no such page, or neither pages nor web.
+    ``#`` a heading's anchor. ``ConfigError`` if there is no such page.
     """
     name, mark, anchor = page.partition("#")
     for folder, ending in ((SITE, ".html"), (GUIDES, ".md")):
@@ -86,11 +84,7 @@ def address_of(page: str) -> str:
             guides = ", ".join(sorted(page for page in pages if "/" not in page))
             hint = f"did you mean {near}?" if near else f"there are {guides}"
             raise ConfigError(f"docs {name}: no such page; {hint}")
-    with suppress(PackageNotFoundError):
-        for address in metadata("flower-graph").get_all("Project-URL") or []:
-            if address.startswith("Documentation, "):
-                return f"{address.removeprefix('Documentation, ')}/{name}.md{mark}{anchor}"
-    raise ConfigError("docs: they were not built into this installation, which names no address")
+    raise ConfigError("docs: they were not built into this installation")
 
 
 def _name(path: Path, folder: Path) -> str:

@@ -4,7 +4,6 @@ import argparse
 import csv
 import logging
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from flower_graph.config.module import MLP
 from flower_graph.data.new_graph import read_new_graph
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.method.run import Run, latest_in, load_run
-from flower_graph.ops.counts import balanced_accuracy, confusion_of, macro_f1
 from flower_graph.ops.links import dot_products
 from flower_graph.outputs.files import (
     NO_CLIENT,
@@ -30,10 +28,9 @@ from flower_graph.outputs.files import (
 from flower_graph.records.rounds import figure_text
 from flower_graph.storage.reading import MOST_RECORD, read_text
 from flower_graph.storage.writing import named
-from flower_graph.wire.keys import BALANCED, MACRO_F1, VALUE_SCORES
+from flower_graph.wire.keys import VALUE_SCORES
 
 HEAD = ["client", "node", "other", "probability"]  # of a table of links
-OF_CONFUSION = {MACRO_F1: macro_f1, BALANCED: balanced_accuracy}
 
 
 def predict_command(args: argparse.Namespace) -> int:
@@ -75,57 +72,36 @@ def predict_file(run: Run, path: Path, client: int | None) -> Predictions:
 
 
 def _summary_of_new(run: Run, predictions: Predictions) -> list[str]:
-    count = f"{run.path}: {len(predictions.node):,} predictions"
-    if not (has_label := predictions.known).any():
+    count, known = f"{run.path}: {len(predictions.node):,} predictions", predictions.known
+    if not known.any():
         return [count]
     if predictions.are_values:
-        return [f"{count}; {_errors(predictions)} on the {has_label.sum():,} that are known"]
-    right = (predictions.predicted == predictions.label)[has_label].mean()
-    return [f"{count}; {right:.3f} of the {has_label.sum():,} with a label are right"]
+        return [f"{count}; {_errors(predictions)} on the {known.sum():,} that are known"]
+    right = (predictions.predicted == predictions.label)[known].mean()
+    return [f"{count}; {right:.3f} of the {known.sum():,} with a label are right"]
 
 
 def _summary(run: Run, predictions: Predictions) -> list[str]:
-    count = f"{run.path}: {len(predictions.node):,} predictions"
     rounds = ", ".join(map(str, run.kept_rounds))
-    lines = [f"{count} of round {rounds}" if rounds else count]
+    of = f" of round {rounds}" * bool(rounds)
+    lines = [f"{run.path}: {len(predictions.node):,} predictions{of}"]
     others, *roles = NODE_ROLES
-    parts = {role: part for role in roles if len((part := predictions.of_role(role)).label)}
+    parts = {role: predictions.of_role(role) for role in roles}
     if predictions.are_values:
-        return lines + [f"  {role:9} {_errors(part)}" for role, part in parts.items()]
+        return lines + [f"  {r:9} {_errors(one)}" for r, one in parts.items() if len(one.node)]
     parts |= {"other nodes": predictions.of_role(others)}
     shares = [
         f"{r} {one.accuracy():.3f} of {len(one.node):,}"
         for r, one in parts.items()
         if len(one.node)
     ]
-    clients = len(set(predictions.client.tolist()))
-    over = [f"{clients} clients"] * (clients > 1)
-    over += ["the folds of each client"] * (predictions.fold is not None)
-    how = f" (means over {' and '.join(over)}, as the run reports them)" if over else ""
-    lines += [f"  accuracy  {', '.join(shares)}{how}"] if shares else []
-    with suppress(OutputError):  # the run's settings may not be known
-        for metric in filter(OF_CONFUSION.get, run.config.metrics):
-            shown = [
-                f"{role} {_together(one, metric):.3f}"
-                for role, one in parts.items()
-                if role in roles
-            ]
-            lines += (
-                [f"  {metric:9} {', '.join(shown)} (of all predictions together)"] if shown else []
-            )
-    return lines
+    over = "means over clients and their folds, as the run reports them"
+    return lines + ([f"  accuracy  {', '.join(shares)} ({over})"] if shares else [])
 
 
 def _errors(predictions: Predictions) -> str:
     pairs = zip(VALUE_SCORES, predictions.errors(), strict=True)
     return ", ".join(f"{name} {figure_text(name, value)}" for name, value in pairs)
-
-
-def _together(predictions: Predictions, metric: str) -> float:
-    pair = torch.from_numpy(predictions.predicted), torch.from_numpy(predictions.label)
-    classes = 1 + int(torch.cat(pair).max())
-    (confusion,) = confusion_of(*pair, [torch.arange(len(predictions.label))], classes)
-    return float(OF_CONFUSION[metric](confusion))
 
 
 # Links -------------------------------------------------------------------------------------------

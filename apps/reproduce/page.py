@@ -460,12 +460,6 @@ def choices_page(choices: Sequence[Row], lines: Sequence[Line]) -> str:
 
 # Pictures ----------------------------------------------------------------------------------------
 
-AXES_NAMES = {
-    "rounds": "rounds",
-    "steps": "local steps of a client",
-    "MiB": "MiB that a client sends",
-}
-
 
 class Shown(NamedTuple):
     """The runs and the rows of one line, as functions of pictures take them."""
@@ -476,7 +470,7 @@ class Shown(NamedTuple):
 
 
 Drawing = Sequence[Shown]
-Options = Mapping[str, Any]  # of a ``Picture``, and its data sets
+Options = Mapping[str, Any]  # of a ``Picture``
 
 
 def draw(out: Path, paper: Paper, results: Results, store: Store) -> list[str]:
@@ -494,7 +488,7 @@ def draw(out: Path, paper: Paper, results: Results, store: Store) -> list[str]:
                     chosen = [line for line in here if line.method == method]
                     shown += [Shown(line, store.runs(line), results[line]) for line in chosen]
             file = picture.file.replace("{data}", "".join(of_file[:1]).lower())
-            if kind(out / file, shown, {**picture.options, "data": of_file}):
+            if kind(out / file, shown, picture.options):
                 names.append(file)
     return names
 
@@ -547,21 +541,5 @@ def matrices(path: Path, shown: Drawing, options: Options) -> bool:
     return plots.plot_matrices(path, panels, label=options["label"])
 
 
-def axes(path: Path, shown: Drawing, options: Options) -> bool:
-    """Draw accuracy by rounds, by local steps and by bytes sent, a curve for each method."""
-    panels: dict[str, dict[str, plots.Line]] = {}
-    for line, runs, _rows in shown:
-        data, _model, method = line.names
-        trained = [curves for curves in runs.values() if curves.up and not line.trained]
-        for axis, label in AXES_NAMES.items() if trained else ():
-            spent = max((curves.spent(axis) for curves in trained), key=len)
-            name = method if data in options["data"] else f"{method}, {data}"
-            drawn = plots.Line(spent, [curves.best_so_far for curves in trained])
-            panels.setdefault(label, {})[name] = drawn
-    row = [plots.Panel(rows, "test accuracy", name, scales="x") for name, rows in panels.items()]
-    return plots.plot_panels(path, [row])
-
-
-KINDS: dict[str, Callable[..., bool]] = {
-    one.__name__: one for one in (axes, curves, intervals, matrices)
-}
+KINDS: dict[str, Callable[..., bool]] = {"curves": curves, "intervals": intervals}
+KINDS["matrices"] = matrices

@@ -83,7 +83,7 @@ class Panel(NamedTuple):
     x_label: str = "round"  # and of what they lie over
     title: str = ""
     levels: Mapping[str, float] = MappingProxyType({})  # figures drawn as grey lines across
-    scales: str = ""  # logarithmic axes, such as "x"; a curve that costs nothing is a line across
+    scales: str = ""  # logarithmic axes, such as "xy"
     from_zero: bool = False  # whether the values' axis begins at 0
 
 
@@ -113,11 +113,7 @@ def draw_panel(axes: Axes, panel: Panel, names: Sequence[str] = ()) -> None:
     names = names or [*panel.lines]
     for name, line in panel.lines.items():
         values, number = line.stacked(), names.index(name)
-        if "x" in panel.scales and line.x[-1] == 0:  # no point on a logarithmic axis
-            colour, dashes = look(number)
-            axes.axhline(values[:, -1].mean(), color=colour, linestyle=dashes, label=name)
-        else:
-            mean_band(axes, line.x, values, number, name)
+        mean_band(axes, line.x, values, number, name)
     for place, (name, level) in enumerate(panel.levels.items(), start=len(axes.lines)):
         dashed: Any = DASHES[place % len(DASHES)]  # other dashes than the curves above
         axes.axhline(level, color=GREY, linestyle=dashed, linewidth=1.2, zorder=1, label=name)
@@ -226,7 +222,8 @@ def draw_participation(axes: Axes, reports: Sequence[RoundReport]) -> None:
     clients = known_clients(report.participation for report in reports)
     # Of many clients some, evenly chosen
     shown = np.linspace(0, clients.size - 1, min(clients.size, MOST_ROWS)).astype(int)
-    cells = [result[shown] for result in states((one.participation for one in reports), clients)]
+    records = [report.participation for report in reports]
+    cells = [result[shown] for result in states(records, clients)]
 
     def number(at: float, _: object) -> str:
         return str(clients[shown[int(at)]]) if 0 <= at < len(shown) else ""

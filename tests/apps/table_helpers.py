@@ -54,14 +54,14 @@ def grid_lines(**changes: Any) -> list[Line]:
     return own_lines(**{**usual, "figures": within("1 rounds", "10 steps", "2.5 MiB"), **changes})
 
 
-AXES = Picture("axes-{data}.png", "axes", {"Table one": None})
+CURVES = Picture("curves-{data}.png", "curves", {"Table one": None})
 
 
 def run_lines(
     lines: Sequence[Line], out: Path, *, seeds: Sequence[int] | None = None, **only: list[str]
 ) -> str:
     """Run lines for three rounds, and return the page."""
-    paper = Paper("A table of my own", {"one": lines}, pictures=[AXES])
+    paper = Paper("A table of my own", {"one": lines}, pictures=[CURVES])
     reproduce(selected(paper, {"data": ["Cora"], **only}, seeds, 3), out)
     return (out / "table.md").read_text()
 

@@ -404,7 +404,7 @@ def test_what_accuracy_costs_and_who_wins(tmp_path: Path, simulated: list[RunCon
     figures = "| 0.600 ± 0.000 | 0.800 ± 0.000 | 0.800 ± 0.000 | 0.800 ± 0.000 |"
     assert f"| mine {figures}" in page and f"| other {figures}" in page
     assert "| *Best* | mine (not apart: other) | mine (not apart: other) |" in page
-    assert "`axes-cora.png`" in page and (tmp_path / "axes-cora.png").exists()
+    assert "`curves-cora.png`" in page and (tmp_path / "curves-cora.png").exists()
 
 
 def test_a_row_that_still_improved_has_its_rounds_in_its_name(

@@ -407,13 +407,10 @@ def test_two_dollar_signs_make_no_formula(name: str, tmp_path: Path) -> None:
     axes = figure.subplots()
     axes.plot([1, 10, 100], [1, 2, 3], label=name)
     axes.set_yticks([1, 2], [name, "b"])
-    axes.set_xscale("log")
     axes.set_xlabel(name)
     figure.suptitle(name)
     axes.legend()
     save(figure, tmp_path / "a.png")
-    shown = [one.get_text() for one in axes.get_xticklabels()]
-    assert any("mathdefault" in one for one in shown), "powers are matplotlib's own formulas"
     assert drawn(draw_confusion, [[1, 0], [0, 1]], [name, "b"]).startswith("<svg")
     assert name in curves_panel(over_rounds("x", {name: [[1.0, 2.0]]}))
 

@@ -108,7 +108,6 @@ PAPER = t.Paper(
         "table-2": TABLES["Table 2"],
     },
     pictures=[
-        t.Picture("axes-{data}.png", "axes", {"Table 1": None}),
         t.Picture("figure-3-{data}.png", "curves", EDGES),
         *(
             t.Picture(

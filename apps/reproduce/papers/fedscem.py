@@ -223,8 +223,6 @@ PAPER = t.Paper(
     pictures=[
         t.Picture("figure-5a.png", "intervals", {"Table 3": FIGURE_5}),
         t.Picture("figure-5b.png", "intervals", {"Table 3": VARIANTS}),
-        t.Picture("axes-strict-{data}.png", "axes", {"Table 3, strict split": None}),
-        t.Picture("axes-{data}.png", "axes", {"Table 3": None}),
         t.Picture(
             *("figure-6a-{data}.png", "matrices", {"Figure 6a": None}),
             options={

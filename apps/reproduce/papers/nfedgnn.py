@@ -156,7 +156,5 @@ PAPER = t.Paper(
                 *((7, METHODS, CITATION), (8, METHODS, WIKIPEDIA), (9, [NFEDGNN], CITATION)),
             )
         ),
-        t.Picture("axes-gcn-{data}.png", "axes", dict.fromkeys(GCN, METHODS)),
-        t.Picture("axes-gat-{data}.png", "axes", dict.fromkeys(GAT, METHODS)),
     ],
 )

@@ -58,7 +58,6 @@ PAPER = t.Paper(
         ),
     },
     pictures=[
-        t.Picture("axes-{data}.png", "axes", {"Sketch": None}),
         t.Picture("curves.png", "curves", {"Accuracy": [SUMMED, CENTRAL, OWN]}),
     ],
 )

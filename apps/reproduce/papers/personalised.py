@@ -81,6 +81,5 @@ PAPER = t.Paper(
     pictures=[
         t.Picture("louvain.png", "intervals", {LOUVAIN_TABLE: SHOWN}),
         t.Picture("overlapping.png", "intervals", {OVERLAPPING_TABLE: SHOWN}),
-        t.Picture("axes-{data}.png", "axes", {LOUVAIN_TABLE: ALL}),
     ],
 )

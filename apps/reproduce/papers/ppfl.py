@@ -234,8 +234,6 @@ PAPER = t.Paper(
     },
     on_request=["table-3-deepwalk", "privacy"],
     pictures=[
-        t.Picture("axes-deepwalk-{data}.png", "axes", {"Table 1": COMPARED}),
-        t.Picture("axes-gat-{data}.png", "axes", {"Table 2": COMPARED}),
         t.Picture(
             *("figures-3-to-6.png", "flower_graph.strategies.ppfl.plots:plot_figures"),
             {**dict.fromkeys(FIGURES), "Table 1": [FULL], "Table 2": [FULL]},
