@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from flwr.app import Context
@@ -44,7 +44,7 @@ from flower_graph.privacy.local import privacy_mods, require_one_client
 if TYPE_CHECKING:
     from flower_graph.audit.attacks import Audit
     from flower_graph.data.partition.statistics import Description
-    from flower_graph.method.run import Run
+    from flower_graph.outputs.files import Embeddings, Predictions, SavedModels
     from flower_graph.server.round_loop import RoundLoop
 
 C = TypeVar("C", bound=RunConfig)  # a method's schema
@@ -64,6 +64,23 @@ class Partition(NamedTuple):
     """A remark about these folders, printed after their number."""
     paper: Mapping[str, int] = MappingProxyType({})
     """The paper's figures, if the config asks for the paper's partition."""
+
+
+class FinishedRun(Protocol):
+    """What a method reads of a finished run: a part of ``flower_graph.method.run.Run``."""
+
+    @property
+    def config(self) -> RunConfig: ...
+    @property
+    def data(self) -> DataForm: ...
+    @property
+    def clients(self) -> list[int]: ...
+    @property
+    def are_own(self) -> bool: ...
+    def saved(self, client: int | None = None) -> tuple[SavedModels, int]: ...
+    def all_saved(self) -> list[SavedModels]: ...
+    def embeddings(self, client: int | None = None) -> Embeddings: ...
+    def predictions(self, client: int | None = None) -> Predictions: ...
 
 
 class Method(Generic[C, S]):
@@ -131,7 +148,7 @@ class Method(Generic[C, S]):
         """
         return graph_baselines(cached_data(config)) if folder is None else {}
 
-    def predict(self, config: C, run: Run, graph: NewGraph, client: int | None) -> Tensor:
+    def predict(self, config: C, run: FinishedRun, graph: NewGraph, client: int | None) -> Tensor:
         """Predict nodes that a run has not seen, by default by the client's or the only model.
 
         A method whose newcomers need more than a model overrides this. ``graph`` has features

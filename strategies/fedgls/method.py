@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flower_graph.data.description import NewGraph
-    from flower_graph.method.run import Run
+    from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.fedgls.attack import ModelAudit
 
 LOG = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         return {"bytes": strategy.payload, "graphless": graphless}
 
     def predict(
-        self, config: FedGLSConfig, run: Run, graph: NewGraph, client: int | None
+        self, config: FedGLSConfig, run: FinishedRun, graph: NewGraph, client: int | None
     ) -> Tensor:
         """Predict by one client's model, or by the mean of all; a graphless client makes edges."""
         # If there is only one client's model, as on its own machine, it is used.

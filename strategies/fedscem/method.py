@@ -49,7 +49,7 @@ from flower_graph.strategies.fedscem.strategy import (
 )
 
 if TYPE_CHECKING:
-    from flower_graph.method.run import Run
+    from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.fedscem.attack import EgoAudit
 
 LOG = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
         return figures
 
     def predict(
-        self, config: FedSCemConfig, run: Run, graph: NewGraph, client: int | None
+        self, config: FedSCemConfig, run: FinishedRun, graph: NewGraph, client: int | None
     ) -> Tensor:
         """Predict by a model; without a common one a newcomer trains on its own labels."""
         if client is not None or not run.are_own or config.strategy.name in SAGE:

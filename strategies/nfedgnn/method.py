@@ -57,7 +57,7 @@ from flower_graph.strategies.nfedgnn.config import (
 from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay, held_links
 
 if TYPE_CHECKING:
-    from flower_graph.method.run import Run
+    from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.nfedgnn.attack import RelayAudit
 
 
@@ -125,7 +125,7 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
         return NodeClient(context, x, users, rows_dir=rows, **more)
 
     def predict(
-        self, config: NFedGNNConfig, run: Run, graph: NewGraph, client: int | None
+        self, config: NFedGNNConfig, run: FinishedRun, graph: NewGraph, client: int | None
     ) -> Tensor:
         """Refuse: nobody has a model that takes features and edges."""
         raise DataError(

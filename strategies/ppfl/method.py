@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flower_graph.data.description import NewGraph
-    from flower_graph.method.run import Run
+    from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.ppfl.attack import EmbeddingAudit
 
 # Section 4.1 (Zhang et al., 2023): 4 clients, 40 % public and 15 % private nodes.
@@ -125,7 +125,9 @@ class PPFL(GraphMethod[PPFLConfig, ProcrustesAlignment]):
         }
         return {"bytes": strategy.session.exchange.ledger.payload, "judged": judged}
 
-    def predict(self, config: PPFLConfig, run: Run, graph: NewGraph, client: int | None) -> Tensor:
+    def predict(
+        self, config: PPFLConfig, run: FinishedRun, graph: NewGraph, client: int | None
+    ) -> Tensor:
         return join_graph(run, graph, client).probability
 
     def audit(self) -> EmbeddingAudit:

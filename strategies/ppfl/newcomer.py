@@ -32,7 +32,7 @@ from flower_graph.strategies.ppfl.modules import PublicGAT
 
 if TYPE_CHECKING:
     from flower_graph.data.description import NewGraph
-    from flower_graph.method.run import Run
+    from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.ppfl.cohort_client import EmbeddingModel
 
 LOG = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ def join_space(
     return Joined(embeddings @ rotation, rotation, len(here), precision)
 
 
-def join_graph(run: Run, graph: NewGraph, client: int | None = None) -> Beside:
+def join_graph(run: FinishedRun, graph: NewGraph, client: int | None = None) -> Beside:
     """Train a new graph's model locally, and align it with one of a run's clients.
 
     The model trains with the run's settings, for as many rounds. It is pulled to the public nodes
