@@ -14,10 +14,9 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -62,7 +61,7 @@ class NewGraph:
     # numbers to learn float32, NaN for none
     y: Any
     names: tuple[str, ...] | None = None  # of the nodes; None: their rows' numbers
-    values: Tree = field(default_factory=dict)  # the entries of its file, unchecked
+    values: Tree = field(default_factory=dict)  # all that was given, unchecked
     edge_weight: Tensor | None = None  # float32 [e]; None: all edges count alike
     masks: dict[str, Tensor | None] = field(default_factory=dict)  # by part, bool [n] or [n, k]
     notes: list[str] = field(default_factory=list)  # what was done to the data
@@ -93,6 +92,17 @@ class NewGraph:
         """Which nodes train, bool ``[n]``: those with a label, in ``train_mask`` if it has one."""
         mask, labelled = self.masks.get(PARTS[0]), torch.as_tensor(self.y >= 0)
         return labelled if mask is None or mask.dim() > 1 else mask & labelled
+
+    def numbered(self, num_classes: int | None = None) -> Graph:
+        """Return it with numbers of classes, and untreated features."""
+        declared = self.values.get("num_classes") if num_classes is None else num_classes
+        named = self.values.get("classes")
+        declared, named = (declared, named) if self.targets is None else (1, None)
+        labels = number_classes([self.y], declared, named)
+        same = ("x", "edge_index", "names", "columns", "targets", "edge_weight")
+        own: dict[str, Any] = {key: getattr(self, key) for key in same} | self.masks
+        own |= {"y": labels.y[0], "num_classes": labels.num_classes, "classes": labels.classes}
+        return Graph(**own, notes=(*self.notes, *labels.notes))
 
     def as_client(self, client: int, x: Tensor, y: Tensor) -> ClientGraph:
         """Make a client's graph with treated features and numbers of classes."""
@@ -158,22 +168,8 @@ def as_graph(
         Whether ``edge_weight``, or ``edge_attr`` of one column, is kept.
     """
     how = ReadOptions(no_features, targets=targets, weights=weights)
-    graph = read_graph(data, how, num_classes=num_classes)
+    graph = describe_graph(data, how).numbered(num_classes)
     return replace(graph, x=graph.x.float())
-
-
-def read_graph(data: object, how: ReadOptions, *, num_classes: int | None = None) -> Graph:
-    """As :func:`as_graph`, with untreated features: float64 perhaps, NaN where missing."""
-    found = describe_graph(data, how)
-    declared = getattr(data, "num_classes", None) if num_classes is None else num_classes
-    named = getattr(data, "classes", None)
-    if how.targets:
-        declared, named = 1, None
-    labels = number_classes([found.y], declared, named)
-    same = ("x", "edge_index", "names", "columns", "targets", "edge_weight")
-    own: dict[str, Any] = {key: getattr(found, key) for key in same} | found.masks
-    own |= {"y": labels.y[0], "num_classes": labels.num_classes, "classes": labels.classes}
-    return Graph(**own, notes=(*found.notes, *labels.notes))
 
 
 def check_data(data: object) -> None:
@@ -223,13 +219,14 @@ def check_kind(data: object) -> None:
         raise DataError("is a Batch: save each graph of to_data_list() in a folder of clients")
 
 
+# Any: what a user gave, which is checked here
 def describe_graph(data: Any, how: ReadOptions = PLAIN, where: str = "") -> NewGraph:
     """Bring features, edges, labels and masks into canonical form, without numbering classes."""
-    notes, values = [*(getattr(data, "notes", None) or ())], getattr(data, "__dict__", {})
     check_kind(data)
-    data = with_edges(data)
+    values = entries_of(data)
+    notes = [*(values.get("notes") or ())]
     x, y, edges, names, columns = (
-        getattr(data, key, None) for key in ("x", "y", "edge_index", "names", "columns")
+        values.get(key) for key in ("x", "y", "edge_index", "names", "columns")
     )
     if isinstance(x, Tensor) and x.dim() == 2 and x.size(1) == 0:
         x = None
@@ -257,9 +254,9 @@ def describe_graph(data: Any, how: ReadOptions = PLAIN, where: str = "") -> NewG
     weight = None
     if edges is not None:
         edges = read_edges(edges, n, notes)
-        weight = read_weights(data, edges, n, notes, wanted=how.weights)
-    x = _made_features(how.no_features, n, edges, notes) if x is None else x
-    masks = {part: read_mask(part, getattr(data, part, None), n, notes) for part in PARTS}
+        weight = read_weights(values, edges, n, notes, wanted=how.weights)
+    x = made_features(how.no_features, n, edges, notes) if x is None else x
+    masks = {part: read_mask(part, values.get(part), n, notes) for part in PARTS}
     if names is not None:
         names = tuple(str(name) for name in listed("names", names))
         if len(names) != n:
@@ -353,7 +350,8 @@ def read_mask(part: str, mask: object, n: int, notes: list[str]) -> Tensor | Non
     return given.bool()
 
 
-def _made_features(how: str, n: int, edges: Tensor | None, notes: list[str]) -> Tensor:
+def made_features(how: str, n: int, edges: Tensor | None, notes: list[str]) -> Tensor:
+    """Make the features of a graph that has none; ``DataError`` if it must have some."""
     if how == "one-hot":
         check_dense_size(n, n, "data.no_features=degree takes less.")
         number, width, what = torch.arange(n), n, "number stands for them, one of as many as nodes"
@@ -375,44 +373,40 @@ def _made_features(how: str, n: int, edges: Tensor | None, notes: list[str]) -> 
 WEIGHT, NAMED, ATTRIBUTES = EDGE_VALUES = ("edge_weight", "weight", "edge_attr")
 
 
-def with_edges(data: object) -> object:
-    """Return a graph whose edges are in ``edge_index``, also where it has ``adj_t`` instead."""
-    adjacency: Any = getattr(data, "adj_t", None)
-    if adjacency is None or getattr(data, "edge_index", None) is not None:
-        return data
+# Any, here and below: what a user's graph holds
+def entries_of(data: Any) -> Tree:
+    """Return a graph's entries by name, its edges in ``edge_index``, also in place of ``adj_t``."""
+    if not isinstance(data, dict):
+        data = data.to_dict() if hasattr(data, "to_dict") else getattr(data, "__dict__", {})
+    adjacency: Any = data.get("adj_t")
+    if adjacency is None or data.get("edge_index") is not None:
+        return {**data}
     if isinstance(adjacency, Tensor):
         listed = adjacency.to_sparse_coo().coalesce()
         (target, source), value = listed.indices(), listed.values()
     else:  # torch_sparse's
         target, source, value = adjacency.coo()
-    values = data.to_dict() if hasattr(data, "to_dict") else vars(data)
-    values = {key: one for key, one in values.items() if key != "adj_t"}
+    values = {key: one for key, one in data.items() if key != "adj_t"}
     if value is not None and not bool((value == 1).all()):
         values[WEIGHT] = value
-    return SimpleNamespace(**values | {"edge_index": torch.stack([source, target])})
-
-
-# Any: what a user's graph holds
-def of_edges(data: object, count: int) -> dict[str, Any]:
-    """Return a graph's attributes of its edges, of which there are ``count``."""
-    given: dict[str, Any] = {key: getattr(data, key, None) for key in EDGE_VALUES}
-    if given[NAMED] is not None and len(given[NAMED]) != count:
-        del given[NAMED]  # of the nodes
-    return {key: one for key, one in given.items() if one is not None}
+    return values | {"edge_index": torch.stack([source, target])}
 
 
 def read_weights(
-    data: object, edges: Tensor, n: int, notes: list[str], *, wanted: bool
+    values: Tree, edges: Tensor, n: int, notes: list[str], *, wanted: bool
 ) -> Tensor | None:
     """Return the weights of edges, float32 ``[e]``, if there are any; add notes.
 
-    ``data`` has ``edge_index`` ``[2, E]`` and perhaps ``edge_weight`` ``[E]``, or instead
+    ``values`` have ``edge_index`` ``[2, E]`` and perhaps ``edge_weight`` ``[E]``, or instead
     ``weight`` or ``edge_attr`` of one column; ``edges`` are the same edges, both directions of each
     once; ``wanted``: whether the run uses weights. ``DataError`` if weights are not a number from 0
     on for each edge.
     """
-    pairs = as_tensor("edge_index", getattr(data, "edge_index", None)).long()
-    given, weights, count = of_edges(data, pairs.size(1)), None, pairs.size(1)
+    pairs = as_tensor("edge_index", values["edge_index"]).long()
+    given = {key: one for key in EDGE_VALUES if (one := values.get(key)) is not None}
+    weights, count = None, pairs.size(1)
+    if NAMED in given and len(given[NAMED]) != count:
+        del given[NAMED]  # of the nodes
     for key, value in [*given.items()] if wanted else ():
         column = column_of(key, value)
         is_one_each = column.shape == (count,) and not column.is_complex()
@@ -453,7 +447,7 @@ def server_graph(data: object) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     Edges go both ways, labels are -1 for none, missing masks are empty.
     """
     given = {key: getattr(data, key, None) for key in ("y", "edge_index", *PARTS)}
-    found = describe_graph(SimpleNamespace(**given), PLAIN._replace(no_features=WITHOUT))
+    found = describe_graph(given, PLAIN._replace(no_features=WITHOUT))
     edges, y = found.edge_index, found.numbers
     assert edges is not None  # or it would have been refused
     check_labels(y)
@@ -612,14 +606,14 @@ def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str
                 raise DataError(f"y[{node}]: {error}; of one-hot rows y.argmax(1)") from error
         words = [None if one == UNLABELLED else one for one in words]
         _check_length(words, n)
-        if all(word is None or WHOLE.fullmatch(word) for word in words):
-            with suppress(RuntimeError, ValueError):  # one has more digits than int64
-                numbers = [-1 if word is None else int(word) for word in words]
-                return torch.tensor(numbers, dtype=torch.int64)
-        values = [number_of(word) for word in words]
-        for node, value in enumerate([] if None in values else values):
-            if value is not None and math.isfinite(value) and not value.is_integer():
-                raise FractionalLabelsError(f"y[{node}] is {value}: {fraction}")
+        values = [math.nan if word is None else number_of(word) for word in words]
+        known = [] if None in values else [one for one in values if one is not None and one == one]
+        if other := [one for one in known if math.isfinite(one) and not one.is_integer()]:
+            node = values.index(other[0])
+            raise FractionalLabelsError(f"y[{node}] is {other[0]}: {fraction}")
+        is_whole = all(word is None or WHOLE.fullmatch(word) for word in words)
+        if is_whole and all(abs(one) < EXACT for one in known):
+            return torch.tensor([-1 if word is None else int(word) for word in words]).long()
         return words
     given = column_of("y", y)
     _check_length(given, n)

@@ -5,7 +5,6 @@ import json
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.data import BaseData
 
-from flower_graph.data.description import EDGE_VALUES, as_tensor, check_kind, saying, with_edges
+from flower_graph.data.description import EDGE_VALUES, as_tensor, check_kind, entries_of, saying
 from flower_graph.data.graph import Graph
 from flower_graph.errors import DataError
 from flower_graph.storage.writing import named, replaced
@@ -84,9 +83,7 @@ def _listed(graph: Any) -> dict[str, object] | None:
 
 def _as_read(data: BaseData, label: object) -> dict[str, object]:
     """Return a graph's entries as in files; ``from_networkx`` makes each attribute an entry."""
-    given: Any = with_edges(data.cpu())
-    values = vars(given) if isinstance(given, SimpleNamespace) else given.to_dict()
-    values = {key: value for key, value in values.items() if value is not None}
+    values = {key: value for key, value in entries_of(data.cpu()).items() if value is not None}
     if hasattr(values.get("x"), "tocoo"):
         values["x"] = as_tensor("x", values["x"])
     n, e = data.num_nodes, values.get("edge_index", torch.empty(2, 0)).size(-1)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf, isfinite
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +23,7 @@ from flower_graph.data.description import (
 )
 from flower_graph.data.features import PLAIN, ReadOptions, Treatment
 from flower_graph.data.graph import Scale
-from flower_graph.data.sources.datasets import read_file
+from flower_graph.data.sources.datasets import describe_file
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import Tree
 
@@ -86,21 +85,19 @@ class DataForm(NamedTuple):
 
 def new_graph(x: object, edge_index: object, of: DataForm, edge_weight: object = None) -> NewGraph:
     """Make a graph from untreated features, and from edges in any direction."""
-    given = SimpleNamespace(x=x, edge_index=edge_index, edge_weight=edge_weight)
+    given = {"x": x, "edge_index": edge_index, "edge_weight": edge_weight}
     return _formed(describe_graph(given, of.how), of)
 
 
 def read_new_graph(path: Path, of: DataForm) -> NewGraph:
     """Read a file or a folder with tables; ``DataError`` if it does not fit the run's models."""
-    values, where = read_file(path, of.how), f"file {path}"
-    has_x = values.get("x") is not None
-    if of.given.no_features == ONE_HOT and not has_x:
-        raise DataError(f"{where}: has no x, and data.no_features=one-hot stands for none here")
-    with saying(where):
-        found = describe_graph(SimpleNamespace(**values), of.how)
-        if has_x:
-            x = by_columns(where, found.x, found.columns, of.treatment.columns)
+    found = describe_file(path, of.how)
+    with saying(found.where):
+        if found.values.get("x") is not None:
+            x = by_columns(found.where, found.x, found.columns, of.treatment.columns)
             found = replace(found, x=x)
+        elif of.given.no_features == ONE_HOT:
+            raise DataError("has no x, and data.no_features=one-hot stands for none here")
         return _formed(found, of)
 
 

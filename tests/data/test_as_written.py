@@ -684,11 +684,11 @@ def test_hidden_files_are_none_and_capital_endings_are(tmp_path):
                folder / "d.pt")  # fmt: skip
     for name in ("._a.json", ".DS_Store", "~$b.json", "__MACOSX", "Thumbs.db"):
         (folder / name).write_bytes(b"\0")
-    where = [where for where, _ in client_graphs(folder)]
+    where = [one.where for one in client_graphs(folder)]
     assert where == [f"file {folder}/{name}" for name in ("a.JSON", "b", "c.GraphML", "d.pt")]
     assert len(load_folder(folder, SPLIT, 0)) == 4
     (folder / "e.csv").touch()
-    said(lambda: list(client_graphs(folder)), "e.csv", "nodes.csv")
+    said(lambda: client_graphs(folder), "e.csv", "nodes.csv")
 
 
 def test_a_folder_with_other_names_is_refused_with_them(tmp_path):

@@ -350,7 +350,7 @@ def test_a_saved_graph_says_it_by_numbers_which_put_clients_in_order(tmp_path):
     who, path = torch.tensor([10, 9, 10, 9]), tmp_path / "g.pt"
     torch.save(graph(1, 2, 3, 4, client=who), path)
     named = [f"file {path}, client {name}" for name in (9, 10)]
-    assert [where for where, _ in client_graphs(path)] == named
+    assert [one.where for one in client_graphs(path)] == named
     nine, ten = load_egos(path)
     assert (nine.identities, ten.identities) == ([2, 4], [1, 3])
     torch.save(graph(1, 2, 3, 4), tmp_path / "whole.pt")

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,17 +20,15 @@ from torch import Tensor
 from flower_graph.config.common import MEAN, ONE_HOT, DataConfig
 from flower_graph.config.partition import GLOBAL, PartitionSection
 from flower_graph.data.description import (
-    EDGE_VALUES,
+    WITHOUT,
     Caution,
     NewGraph,
-    as_tensor,
     by_columns,
-    check_edges,
     declared_classes,
     describe_graph,
     listed,
+    made_features,
     number_classes,
-    of_edges,
     read_mask,
     saying,
     tell,
@@ -63,7 +60,7 @@ from flower_graph.data.partition.client_graphs import (
     split_nodes,
     split_per_client,
 )
-from flower_graph.data.sources.datasets import read_file, saved_at
+from flower_graph.data.sources.datasets import describe_file, read_file, saved_at
 from flower_graph.data.sources.names import (
     EDGES,
     GRAPH_FILES,
@@ -172,10 +169,7 @@ def read_clients(path: Path | str, how: ReadOptions) -> tuple[Clients, list[NewG
     """
     if how.no_features == ONE_HOT:
         raise DataError("data.no_features='one-hot': of one graph; set data.no_features=degree")
-    files, matrices, graphs = list[NewGraph](), list[Tensor](), list[ClientGraph]()
-    for where, content in client_graphs(path, how):
-        with saying(where):
-            files.append(describe_graph(SimpleNamespace(**content), how, where))
+    files, matrices, graphs = client_graphs(path, how), list[Tensor](), list[ClientGraph]()
     named = [file.columns for file in files if file.columns is not None]
     common, declared = common_columns(named) if named else None, [int(how.targets)]
     for file in files:
@@ -435,7 +429,6 @@ def _with_roles(
 
 # Keys of nodes' identities, in the order in which they are tried
 IDENTITIES = ("identity", "n_id", "names")
-OF_NODES = ("x", "y", *PARTS, *IDENTITIES, "public")
 
 
 def clients_path(data: DataConfig) -> Path | None:
@@ -461,16 +454,16 @@ def is_one_graph(path: Path | str) -> bool:
     return Path(path).is_file() or table_in(Path(path), NODES).is_file()
 
 
-def client_graphs(
-    path: Path | str, how: ReadOptions = PLAIN
-) -> Iterator[tuple[str, dict[str, object]]]:
-    """Return each client's graph, still unchecked, with its name in errors."""
+def client_graphs(path: Path | str, how: ReadOptions = PLAIN) -> list[NewGraph]:
+    """Read each client's graph."""
     path = Path(path)
     if not path.exists():
         raise absent(str(path), "folder")
     if is_one_graph(path):
-        yield from _parts(path, read_file(path, how))
-        return
+        # A client's degrees are those among its own nodes
+        whole = describe_file(path, how._replace(no_features=WITHOUT))
+        with saying(whole.where):
+            return _parts(whole, how)
     files = graphs_in(path)
     others = [file for file in shown_in(path) if file not in files]
     for file in others:
@@ -482,56 +475,51 @@ def client_graphs(
         wanted = f"*{', *'.join(GRAPH_FILES)}, or folders with {NODES} and {EDGES}"
         raise DataError(f"data.name = {str(path)!r}: has no {wanted}, but {there or 'nothing'}")
     tell(f"folder {path}", [f"not read: {there}"] if there else [])
-    for file in files:
-        yield f"file {file}", read_file(file, how)
+    return [describe_file(file, how) for file in files]
 
 
-def _parts(path: Path, values: dict[str, Any]) -> Iterator[tuple[str, dict[str, object]]]:
+def _parts(whole: NewGraph, how: ReadOptions) -> list[NewGraph]:
     """Divide one graph into the clients that its nodes name, with the edges within each."""
-    edges, inside = values.get("edge_index"), torch.empty(0, dtype=torch.bool)
-    with saying(f"file {path}"):
-        if values.get(CLIENT) is None:
-            raise DataError(f"no node has a {CLIENT}, which says whose it is")
-        who = listed(CLIENT, values[CLIENT])
-        if any(isinstance(one, list) for one in who) or all(one is None for one in who):
-            raise DataError(f"{CLIENT} must be a word or a number a node, at least at one")
-        for key in OF_NODES:
-            count = getattr(value := values.get(key), "shape", [len(who)])[:1]
-            count = [len(value)] if isinstance(value, list | tuple) else [*count]
-            if count != [len(who)]:
-                raise DataError(f"{key}: must have {len(who)} entries, as {CLIENT}")
-        if edges is not None:
-            edges = as_tensor("edge_index", edges)
-            check_edges(edges, len(who))
+    n, keys = len(whole.x), (CLIENT, *IDENTITIES, "public")
+    given = {key: listed(key, one) for key in keys if (one := whole.values.get(key)) is not None}
+    for key, value in given.items():
+        if len(value) != n:
+            raise DataError(f"{key}: must have {n} entries, one a node")
+    who = given.pop(CLIENT, [None])
+    if any(isinstance(one, list) for one in who) or all(one is None for one in who):
+        raise DataError(f"{CLIENT} must be a word or a number a node, at least at one")
 
     def order(client: object) -> tuple[bool, int, str]:
         word = str(client)
         return not word.isdecimal(), int(word) if word.isdecimal() else 0, word
 
-    clients = sorted({*who} - {None}, key=order)
-    number = {one: index for index, one in enumerate(clients)}
+    number = {one: index for index, one in enumerate(sorted({*who} - {None}, key=order))}
     owner = torch.tensor([number.get(one, -1) for one in who])
-    if edges is not None:
-        inside = owner[edges[0]] == owner[edges[1]]
-        edges, numbers = edges[:, inside].long(), inside.nonzero().flatten()  # these, in the file
-    left = {"edges between clients": ~inside, "nodes without a client": owner < 0}
-    counts = {what: int(is_left.sum()) for what, is_left in left.items()}
-    tell(f"file {path}", [f"{count} {what} left out" for what, count in counts.items() if count])
-    for client, name in enumerate(clients):
-        rows = (owner == client).nonzero().flatten()
-        part = values | {key: _pick(values[key], rows) for key in OF_NODES if key in values}
-        if all(values.get(key) is None for key in IDENTITIES):
-            part["n_id"] = rows  # every row is a node of its own
-        if edges is not None:
-            mine = owner[edges[0]] == client
-            part["edge_index"] = torch.searchsorted(rows, edges[:, mine])
-            said = of_edges(SimpleNamespace(**values), len(inside))
-            part |= dict.fromkeys(EDGE_VALUES)
-            part |= {key: _pick(one, numbers[mine]) for key, one in said.items()}
-        yield f"file {path}, client {name}", part
+    edges = torch.empty(2, 0).long() if whole.edge_index is None else whole.edge_index
+    between, nobody = int((owner[edges[0]] != owner[edges[1]]).sum()) // 2, int((owner < 0).sum())
+    left = {"edges between clients": between, "nodes without a client": nobody}
+    left_out = [f"{count} {what} left out" for what, count in left.items() if count]
+    tell(whole.where, [*whole.notes, *left_out])
+    parts = []
+    for client, name in enumerate(number):
+        rows, inside, notes = (owner == client).nonzero()[:, 0], owner[edges] == client, list[str]()
+        own: dict[str, Any] = {"values": {key: _pick(one, rows) for key, one in given.items()}}
+        if not {*IDENTITIES} & {*own["values"]}:
+            own["values"]["n_id"] = rows  # every row is a node of its own
+        own["values"] = whole.values | own["values"]
+        own |= {key: _pick(getattr(whole, key), rows) for key in ("x", "y", "names", "targets")}
+        own["masks"] = {part: _pick(mask, rows) for part, mask in whole.masks.items()}
+        if whole.edge_index is not None:
+            own["edge_index"] = torch.searchsorted(rows, edges[:, inside.all(0)])
+        if whole.edge_weight is not None:
+            own["edge_weight"] = whole.edge_weight[inside.all(0)]
+        if not whole.x.numel():
+            own["x"] = made_features(how.no_features, len(rows), own.get("edge_index"), notes)
+        parts.append(replace(whole, **own, notes=notes, where=f"{whole.where}, client {name}"))
+    return parts
 
 
-def _pick(value: Any, rows: Tensor) -> object:
-    if isinstance(value, Tensor):
-        return (value if value.layout == torch.strided else value.to_dense())[rows]
-    return value if value is None else [value[row] for row in rows.tolist()]
+def _pick(value: Any, rows: Tensor) -> Any:
+    if value is None or isinstance(value, Tensor):
+        return value if value is None else value[rows]
+    return type(value)(value[row] for row in rows.tolist())

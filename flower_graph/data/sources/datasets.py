@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -32,12 +31,13 @@ from flower_graph.data.description import (
     ONE_KIND,
     WEIGHT,
     Caution,
+    NewGraph,
     as_graph,
     check_masks,
-    read_graph,
+    describe_graph,
+    entries_of,
     saying,
     tell,
-    with_edges,
 )
 from flower_graph.data.features import PLAIN, ReadOptions, prepare_features
 from flower_graph.data.graph import PARTS, Graph, Masks, fits_dense, labelled_split, masks_from
@@ -67,7 +67,7 @@ from flower_graph.handed import handed_over
 from flower_graph.rng import generator
 from flower_graph.storage.files import data_root
 from flower_graph.storage.formats import UnpicklingError, load_saved, read_arrays
-from flower_graph.storage.reading import Tree, reading, reason
+from flower_graph.storage.reading import reading, reason
 from flower_graph.storage.writing import written
 from flower_graph.wire.keys import ROLES
 
@@ -323,15 +323,21 @@ def pyg_classes_allowed() -> Iterator[None]:
 
 
 def load_file(path: Path, how: ReadOptions = PLAIN) -> Graph:
-    """Load a ``Data``, or a dict of tensors with its keys, saved by ``torch.save``."""
+    """Load one graph from a file, or from a folder with tables."""
     # The file may be untrusted: it is read with ``weights_only=True``, which executes nothing.
-    values = read_file(path, how)
-    if values.get(CLIENT) is not None:
+    found, what = describe_file(path, how), f"file {path}"
+    if found.values.get(CLIENT) is not None:
         note = f"the nodes' {CLIENT} is ignored: the graph stays whole"
-        values["notes"] = (*values.get("notes", ()), Caution(note))
-    what = f"file {path}"
-    with reading(what, DataError, "is no graph that can be read"), saying(what):
-        return read_graph(SimpleNamespace(**values), how)
+        found.notes.append(Caution(note))
+    with saying(what):
+        return found.numbered()
+
+
+def describe_file(path: Path, how: ReadOptions = PLAIN) -> NewGraph:
+    """Read a graph file, and bring it into canonical form."""
+    values, where = read_file(path, how), f"file {path}"
+    with reading(where, DataError, "is no graph that can be read"), saying(where):
+        return describe_graph(values, how, where)
 
 
 # Any: entries are as the user's file has them
@@ -346,7 +352,7 @@ def read_file(path: Path, how: ReadOptions = PLAIN) -> dict[str, Any]:
             return read_tables(path, how)
         if reader := READERS.get(path.suffix.lower()):
             return reader(path, how)
-        values: Tree = vars(with_edges(SimpleNamespace(**_read_saved(path))))
+        values = entries_of(_read_saved(path))
         for setting, given, key in (("label", how.label, "y"), ("weight", how.weight, WEIGHT)):
             if given in values:  # it goes where graphs have theirs
                 values |= {key: values[given] if given == key else values.pop(given)}
