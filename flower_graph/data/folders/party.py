@@ -23,10 +23,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from flower_graph import __version__
-from flower_graph.config.common import POINT, VALUES, RunConfig
+from flower_graph.config.common import VALUES, RunConfig
 from flower_graph.config.partition import keys_of_others
 from flower_graph.data.graph import PARTS, ClientGraph, Graph, take_rows
-from flower_graph.data.sources.generators import SIGNAL
 from flower_graph.data.sources.names import GRAPH_FILES, has_ending
 from flower_graph.errors import ConfigError, DataError, told
 from flower_graph.ops.graph import csr_tensor, entries, pointers
@@ -47,7 +46,7 @@ from flower_graph.storage.writing import make_folder, replaced, saying
 if TYPE_CHECKING:
     from flower_graph.data.folders.client_folder import Clients
 
-FORMAT = 1  # of the folders; a folder of another format is refused
+FORMAT = 2  # of the folders; a folder of another format is refused
 MANIFEST, TENSORS = "manifest.json", "data.safetensors"
 CLIENTS, SERVER = "clients", "server"
 KEY = {CLIENTS: DATA_FOLDER, SERVER: "server-folder"}  # where a folder is named
@@ -63,7 +62,7 @@ _OTHERS = ("root", "add", "remove")
 USERS = "users"
 # Entries of the manifest that are a folder's own fields
 KINDS: dict[str, type] = {
-    "role": str, "settings": dict, "clients": list, "num-clients": int, "features": int,
+    "role": str, "settings": dict, "clients": list, "num_clients": int, "features": int,
     "classes": int, "details": dict,
 }  # fmt: skip
 Tensors = dict[str, Tensor]
@@ -176,20 +175,14 @@ def write_folder(path: Path, folder: RunFolder) -> None:
     """Write a folder that only its owner can read."""
     with saying(path):
         make_folder(path, 0o700, may_exist=False)
+    record: Tree = {name: getattr(folder, name) for name in KINDS}
+    record |= {"versions": {"flower-graph": __version__, "torch": torch.__version__}}
     contents = {}
     if folder.tensors:
         # Copies: safetensors takes neither views nor two names for one tensor.
-        copies = {name: t.contiguous().clone() for name, t in folder.tensors.items()}
-        contents[TENSORS] = save(copies)
-    record = {
-        "app": folder.settings.get("app"),
-        "fingerprint": fingerprint(folder.settings),
-        **{name: getattr(folder, name.replace("-", "_")) for name in KINDS},
-        "files": {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
-        "versions": {"flower-graph": __version__, "torch": torch.__version__},
-        "format": FORMAT,
-    }
-    contents[MANIFEST] = (json.dumps(record, indent=2) + "\n").encode()
+        contents[TENSORS] = save({key: t.contiguous().clone() for key, t in folder.tensors.items()})
+    record["sha256"] = {key: hashlib.sha256(one).hexdigest() for key, one in contents.items()}
+    contents[MANIFEST] = (json.dumps({"format": FORMAT, **record}, indent=2) + "\n").encode()
     for name, content in contents.items():
         with saying(path / name), replaced(path / name) as stream:
             stream.write(content)
@@ -198,10 +191,6 @@ def write_folder(path: Path, folder: RunFolder) -> None:
 def deciding_settings(config: Tree) -> dict[str, object]:
     """Return the settings that decide each party's data, by dotted key."""
     data = {key: value for key, value in config["data"].items() if key not in _OTHERS}
-    # A new key at its default decides nothing; the first is of generated graphs only
-    for key, default in (("signal", SIGNAL), ("decimal", POINT), ("label", None), ("weight", None)):
-        if data.get(key) == default:
-            data.pop(key, None)
     if data.get("split_seed", 0) is None:
         data["split_seed"] = config["seed"]
     result = {f"data.{key}": value for key, value in data.items()}
@@ -214,8 +203,6 @@ def deciding_settings(config: Tree) -> dict[str, object]:
     if "method" in partition:
         others = keys_of_others(partition["method"])
         partition = {key: value for key, value in partition.items() if key not in others}
-    if not partition.get("every_node", True):
-        del partition["every_node"]
     result |= {f"partition.{key}": value for key, value in partition.items()}
     if "graphless_ratio" in config.get("graph", {}):
         result["graph.graphless_ratio"] = config["graph"]["graphless_ratio"]
@@ -223,12 +210,6 @@ def deciding_settings(config: Tree) -> dict[str, object]:
         result["task"] = VALUES
     seed = config["seed"] if own_seed is None else own_seed
     return {"app": config["app"], "seed": seed, **result}
-
-
-def fingerprint(settings: Mapping[str, object]) -> str:
-    """Return the SHA-256 of settings, as hexadecimal digits."""
-    text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 # Reading ----------------------------------------------------------------------------------------
@@ -294,23 +275,21 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
         raise told(error, f"{KEY[role]}: cannot be used")
     with reading(file, DataError, f"cannot be used; {HINT[role]}"):
         record = parse_json(read_bytes(file, 4 * MOST_RECORD))
-        for name, kind in ({"format": int} | KINDS | {"files": dict}).items():
-            if not isinstance(record[name], kind):
-                raise ValueError(f"{name}: {record[name]!r:.40} is unfit")
         if record["format"] != FORMAT:
             raise ValueError(f"format: {record['format']!r:.20} must be {FORMAT}")
-        theirs, clients, files = record["settings"], record["clients"], record["files"]
-        if fingerprint(theirs) != record["fingerprint"]:
-            raise ValueError("fingerprint: does not fit the settings")
-        if record["role"] not in KEY:
-            raise ValueError(f"role: {record['role']!r:.40} is neither {CLIENTS} nor {SERVER}")
-        inside = all(type(one) is int and 0 <= one < record["num-clients"] for one in clients)
+        for name, kind in (KINDS | {"sha256": dict}).items():
+            if not isinstance(record[name], kind):
+                raise ValueError(f"{name}: {record[name]!r:.40} is unfit")
+        own, digests = {name: record[name] for name in KINDS}, record["sha256"]
+        if own["role"] != role:
+            raise ValueError(f"role: {own['role']!r:.40} must be {role!r}")
+        clients = own["clients"]
+        inside = all(type(one) is int and 0 <= one < own["num_clients"] for one in clients)
         if not inside or len({*clients}) < len(clients):
             raise ValueError(f"clients: {clients!r:.40} are not different numbers of clients")
-        if bad := {*files} - {TENSORS}:
-            raise ValueError(f"files: {sorted(bad)!r:.60} are none of this format")
-    if record["role"] != role:
-        raise DataError(f"{label}: it is for {KEY[record['role']]}; {HINT[role]}")
+        if not digests.keys() <= {TENSORS}:
+            raise ValueError(f"sha256: {[*digests]!r:.60} are none of this format")
+    theirs = own["settings"]
     keys = sorted({*theirs, *settings})
     keys = keys if theirs.get("app") == settings["app"] else ["app"]
     if differing := [key for key in keys if theirs.get(key) != settings.get(key)]:
@@ -318,13 +297,12 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
         error = DataError(f"{label}: data folder of another run: {'; '.join(each)}; {MADE}")
         raise told(error, f"{KEY[role]}: data folder of another run: {', '.join(differing)}")
     tensors: Tensors = {}
-    for name, digest in files.items():
+    for name, digest in digests.items():
         with reading(path / name, DataError, "cannot be used; copy the whole folder again"):
             content = read_bytes(path / name, MOST_TENSORS)
             if hashlib.sha256(content).hexdigest() != digest:
                 raise ValueError("its SHA-256 is not that of the manifest")
-            tensors |= load_tensors(content)[0]
-    own = {name.replace("-", "_"): record[name] for name in KINDS}
+            tensors = load_tensors(content)[0]
     return RunFolder(**own, tensors=tensors, path=path)
 
 
