@@ -295,18 +295,16 @@ def named_by(identities: Identities, count: int, key: str = "identities") -> Nam
     return torch.tensor(given, dtype=torch.int64), None
 
 
-def _read_identified(
-    path: Path | str, how: ReadOptions
-) -> tuple[Clients, list[NewGraph], list[Named]]:
+def _read_identified(path: Path | str, how: ReadOptions) -> tuple[Clients, list[NewGraph]]:
     """Read clients with the identities of their nodes: all numbers, or all words."""
-    (clients, files), result = read_clients(path, how), list[Named]()
-    clients.is_identified = True
-    for file in files:
+    clients, files = read_clients(path, how)
+    for place, file in enumerate(files):
         with saying(file.where):
-            result.append(identities_in(file.values, len(file.x)))
-            if (result[-1][1] is None) != (result[0][1] is None):
+            clients[place] = _ego(clients[place], identities_in(file.values, len(file.x)))
+            if (clients[place].names is None) != (clients[0].names is None):
                 raise DataError(f"identities are words here or at {files[0].where}, not at both")
-    return clients, files, result
+    clients.is_identified = True
+    return clients, files
 
 
 # Clients that share nodes -----------------------------------------------------------------------
@@ -323,9 +321,8 @@ def load_ego_folder(
     and what is allowed.
     """
     ratios, seed = partition.ratios, seed if partition.seed is None else partition.seed
-    clients, files, named = _read_identified(path, how)
-    egos = [_ego(graph, who) for graph, who in zip(clients, named, strict=True)]
-    ids = node_numbers(egos)
+    clients, files = _read_identified(path, how)
+    ids, egos = node_numbers(clients), list(clients)
     if partition.split == GLOBAL:
         egos = _with_roles(files, egos, ids, ratios, seed)
     else:
@@ -342,11 +339,12 @@ def load_overlapping_folder(
 ) -> Clients:
     """Load PPFL-GNN's clients from a folder, each client's nodes in the order of their ids."""
     ratios, seed = partition.ratios, seed if partition.seed is None else partition.seed
-    clients, files, who = _read_identified(path, how)
-    words = sorted({word for _, own in who for word in own or ()})
+    clients, files = _read_identified(path, how)
+    words = sorted({word for graph in clients for word in graph.names or ()})
     number, graphs = {word: index for index, word in enumerate(words)}, list[ClientGraph]()
-    for graph, file, (ids, own) in zip(clients, files, who, strict=True):
-        n, ids = len(file.x), torch.tensor([number[word] for word in own]) if own else ids
+    for graph, file in zip(clients, files, strict=True):
+        n, own = len(graph.y), graph.names
+        ids = torch.tensor([number[word] for word in own]) if own else graph.nodes
         with saying(file.where):
             if int(ids.min()) < 0:
                 raise DataError(f"identities have {int(ids.min())}: must be at least 0")
@@ -357,9 +355,7 @@ def load_overlapping_folder(
         held: dict[str, Any] = {key: getattr(graph, key)[order] for key in ("x", "y", *PARTS)}
         held["nodes"], held["public"] = ids[order], None if public is None else public[order]
         held["edge_index"] = to_undirected(order.argsort()[graph.edges], n)
-        called = own or graph.called
-        held["called"] = None if called is None else tuple(called[row] for row in order.tolist())
-        graphs.append(replace(graph, **held))
+        graphs.append(replace(graph, **held, names=None, called=_pick(own or graph.called, order)))
     nodes, where = [graph.nodes for graph in graphs], f"data.name = {str(path)!r}"
     if not any(graph.edges.numel() for graph in graphs):
         raise DataError(f"{where}: no client has an edge, so none can embed")
