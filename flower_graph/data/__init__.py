@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
-    from flower_graph.data.description import as_graph, check_data
+    from flower_graph.data.description import as_graph
     from flower_graph.data.graph import Graph, to_undirected
     from flower_graph.data.sources.datasets import load_data, load_graph
     from flower_graph.data.sources.generators import csbm, csbm_sparse
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Graph",
     "as_graph",
-    "check_data",
     "csbm",
     "csbm_sparse",
     "known_names",

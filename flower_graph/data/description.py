@@ -172,16 +172,6 @@ def as_graph(
     return replace(graph, x=graph.x.float())
 
 
-def check_data(data: object) -> None:
-    """Check that a graph can be trained on. Isolated and unlabelled nodes are allowed.
-
-    ``DataError`` if something is missing or cannot be understood, or if one of the three masks
-    ``[n]`` is empty, has a node without a label, or overlaps with another.
-    """
-    graph = as_graph(data)
-    check_masks(graph.masks, graph.y, graph.names)
-
-
 def check_masks(
     masks: Mapping[str, Tensor | None],
     y: Tensor,

@@ -19,7 +19,6 @@ from flower_graph.config.common import (
     AUTO,
     AUTO_DENSE,
     COMMA,
-    FEATURES,
     MEAN,
     POINT,
     PRESENCE,
@@ -162,7 +161,7 @@ CHANGES = {
     STANDARDISE: "standardised over all nodes",
 }
 MOST_DENSE = 50_000_000  # entries that `auto-dense` keeps in full: 200 MB
-ROWS = 4096  # that are looked at together: what is made of them stays in cache
+ROWS = 4096  # that are looked at together
 EXACT, ROUNDED = 1e-12, 1e-7  # relative deviation, in float64 and float32, that is rounding
 SPARSE = 1 / 3  # share of non-zero entries up to which features count as sparse
 # A node's entries that are not 0, in the mean, up to which features stay as they are, or are made 0
@@ -233,37 +232,35 @@ def prepare_features(
     ``missing`` says what stands for missing numbers, ``moved`` the arguments of ``move_features``.
     Returns the features, a note for each change, and the treatment for features of other nodes.
     """
-    if how not in FEATURES:
-        raise DataError(f"data.features = {how!r}: must be one of {', '.join(FEATURES)}")
-    features, notes, also = list(features), list[str](), ""
-    treatment, none = Treatment(how, features[0].size(1), columns=columns), torch.zeros(1).double()
-    if missing == MEAN and all(x.layout == torch.strided for x in features):
-        known = sum(((~torch.isnan(x)).sum(0) for x in features), none.long())
+    x, notes, also = features[0], list[str](), ""
+    x = x if len(features) == 1 else torch.cat([*features])
+    treatment = Treatment(how, x.size(1), columns=columns)
+    if missing == MEAN and x.layout == torch.strided:
+        known = (~torch.isnan(x)).sum(0)
         if (known == 0).any():
             column = int((known == 0).nonzero()[0])
             name = f"x[:, {column}]" if columns is None else columns[column][0]
             raise DataError(f"{name}: no node has a number there; leave it out")
-        fill = sum((x.double().nansum(0) for x in features), none) / known
-        if count := sum(x.numel() for x in features) - int(known.sum()):
+        fill = x.double().nansum(0) / known
+        if count := x.numel() - int(known.sum()):
             notes.append(f"{count} missing numbers: each feature's mean stands for them")
-        features = [torch.where(torch.isnan(x), fill.to(x.dtype), x) for x in features]
+        x = torch.where(torch.isnan(x), fill.to(x.dtype), x)
         treatment = treatment._replace(fill=fill)
     if moved is not None:
-        features = [move_features(x, *moved) for x in features]
+        x = move_features(x, *moved)
         notes.append(f"{moved[0]:.0%} of the features moved (data.feature_noise)")
     if how != AS_IS:
-        entries = sum(x.numel() for x in features)
-        share = sum(int(x.count_nonzero()) for x in features) / entries
-        limits = [torch.aminmax(x) for x in features]
-        least, most = min(float(one.min) for one in limits), max(float(one.max) for one in limits)
-        some = (part for x in features for part in x.split(ROWS))
+        entries = x.numel()
+        share = int(x.count_nonzero()) / entries
+        least, most = map(float, torch.aminmax(x))
+        some = x.split(ROWS)  # parts that stay in the processor's cache
         is_binary = least >= 0 and most <= 1
         is_binary = is_binary and all(bool(((one == 0) | (one == 1)).all()) for one in some)
         shown = f"{100 * share:.0f}" if share >= 0.01 or share == 0 else f"{100 * share:.2g}"
         lowest = f"smallest value {least:.3g}, " if least < 0 else ""
         look = f"{lowest}largest value {most:.3g}, {shown} % of the entries non-zero"
         if how in (AUTO, AUTO_DENSE):  # docs/results/own-graph.md has the measurements
-            words, is_small = entries * share / sum(map(len, features)), entries <= MOST_DENSE
+            words, is_small = entries * share / len(x), entries <= MOST_DENSE
             chosen, why = PRESENCE, "no entry is negative, and at most a third are not 0"
             if words > MOST_WORDS and (share > SPARSE or is_small):
                 chosen, why = STANDARDISE, f"a node has {words:.0f} that are not 0, in the mean"
@@ -283,19 +280,19 @@ def prepare_features(
             raise DataError(f"data.features=presence: features are {kind} ({look}); {advice}")
         if treatment.how == STANDARDISE:
             # In float64, so that a large mean does not hide a small deviation.
-            count = sum(map(len, features))
-            mean = sum((x.double().sum(0) for x in features), none) / count
-            squares = sum((((x.double() - mean) ** 2).sum(0) for x in features), none)
-            deviation = (squares / count).sqrt()
-            rounded = EXACT if all(x.dtype == torch.float64 for x in features) else ROUNDED
-            constant = deviation <= rounded * mean.abs()
+            mean = x.double().sum(0) / len(x)
+            deviation = (((x.double() - mean) ** 2).sum(0) / len(x)).sqrt()
+            constant = deviation <= (EXACT if x.dtype == torch.float64 else ROUNDED) * mean.abs()
             scale = torch.where(constant, torch.inf, deviation)
             treatment = treatment._replace(mean=mean, scale=scale)
             also = f"; {int(constant.sum())} constant" if constant.any() else ""
         if treatment.how in CHANGES:
             notes.append(f"features {CHANGES[treatment.how]}; before: {look}{also}")
-    filled = treatment._replace(fill=None)  # these are
-    return [filled.apply(x) for x in features], tuple(notes), treatment
+    x = treatment._replace(fill=None).apply(x)  # missing numbers are filled
+    if len(features) == 1:
+        return [x], tuple(notes), treatment
+    # Copies: a view would carry all clients' features with it
+    return [one.clone() for one in x.split([*map(len, features)])], tuple(notes), treatment
 
 
 def move_features(x: Tensor, chance: float, generator: torch.Generator) -> Tensor:

@@ -46,7 +46,7 @@ def test_figures_of_a_graph_by_hand() -> None:
         **{"non-zero-share": 0.4, "closed-edges": 0.0, "labelled": 4, "classes": {"0": 2, "1": 2}},
         **{"homophily": 0.5, "homophily-by-chance": 0.5},
     }
-    assert all(figure in lines(found)[0] for figure in ("3 edges", "1.2", "most 2", "1 node "))
+    assert all(figure in lines(found)[0] for figure in ("3 edges", "1.2", "most 2", "1 nodes "))
     assert not any("parts" in warning for warning in found.warnings)
     assert found.distributions["neighbours of a node"] == {0: 1, 1: 2, 2: 2}
     # Nodes 0 to 2 have labelled neighbours: of node 1 one of two is of its class.

@@ -3,7 +3,6 @@
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,7 @@ from flower_graph.apps.cli.main import main
 from flower_graph.client.learner import LinkTask, placed_on
 from flower_graph.config.common import DataConfig
 from flower_graph.config.partition import PartitionSection
-from flower_graph.data import Graph, as_graph, check_data, description, load_graph
+from flower_graph.data import as_graph, description, load_graph
 from flower_graph.data.description import Caution, check_clients, read_features, server_graph
 from flower_graph.data.features import ReadOptions, normalize_rows, prepare_features
 from flower_graph.data.folders.client_folder import client_graph_from_data, load_folder
@@ -419,23 +418,6 @@ def test_sparse_features_that_would_be_too_large_are_refused_before_anything_is_
     check_dense_size(1_000_000, 500, "")
     with pytest.raises(DataError, match="do that"):
         check_dense_size(1_000_000, 501, "do that")
-
-
-def test_a_graph_to_train_on_has_edges_or_not_and_a_labelled_node_in_each_mask():
-    train, val, test, _ = torch.eye(4, dtype=torch.bool)
-    edges, y = torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 1, 0, -1])
-    graph = Graph(torch.ones(4, 2), edges, y, 2, train, val, test)
-    for good in (graph, graph.to_data(), replace(graph, edge_index=edges[:, :0])):
-        check_data(good)
-    for changes, words in (
-        ({"edge_index": edges[:1]}, r"\[1, 2\].*int64 \[2, E\]"),
-        ({"y": torch.full((4,), 0.5)}, "task=values"),
-        ({"y": -y}, "val_mask: node 1"),
-        ({"train_mask": train & val}, "train_mask"),
-        ({"train_mask": None}, "train_mask"),
-    ):
-        with pytest.raises(DataError, match=words):
-            check_data(replace(graph, **changes))
 
 
 # Weights of edges ---------------------------------------------------------------------------------

@@ -330,17 +330,10 @@ def component_sizes(edge_index: Tensor, n: int) -> Tensor:
 
 def lines(survey: Description) -> list[str]:
     """Describe the survey in a few lines."""
-    f, parts = survey.figures, "all connected"
-    none = "1 node has none" if f["isolated"] == 1 else f"{f['isolated']:,} nodes have none"
-    if f["components"] > 1:
-        largest = f"the largest with {f['largest-component']:,} nodes"
-        parts = f"{f['components']:,} connected components, {largest}"
+    f = survey.figures
     if (v := f.get("values")) is not None:
         found = v["correlation-of-neighbours"]
-        alike = (
-            "no edge has two ends that differ" if found is None else f"correlated by {found:.2f}"
-        )
-        alike = f"numbers of neighbours: {alike}"
+        alike = f"numbers of neighbours: correlated by {math.nan if found is None else found:.2f}"
         learnt = (
             f"with task=values numbers from {v['least']:.4g} to {v['largest']:.4g} to learn, mean "
             f"{v['mean']:.4g}, deviation {v['deviation']:.4g}, on {f['labelled']:,} nodes"
@@ -350,13 +343,13 @@ def lines(survey: Description) -> list[str]:
         shown = [f"{name}: {_percent(size / total)}" for name, size in [*sizes.items()][:8]]
         shown += [f"and {len(sizes) - 8} more"] if len(sizes) > 8 else []
         learnt = f"{len(sizes)} classes ({', '.join(shown)}) on {f['labelled']:,} labelled nodes"
-        alike = "no edge has two labelled ends"
-        if f["homophily"] is not None:
-            same, chance = (_percent(f[key]) for key in ("homophily", "homophily-by-chance"))
-            alike = f"{same} of the edges join nodes of one class ({chance} by chance)"
+        same, chance = (_percent(f[key] or 0.0) for key in ("homophily", "homophily-by-chance"))
+        alike = f"{same} of the edges join nodes of one class ({chance} by chance)"
+        alike = "no edge has two labelled ends" if f["homophily"] is None else alike
     return [
         f"{f['nodes']:,} nodes, {f['edges']:,} edges, {f['neighbours']:.1f} neighbours a node "
-        f"(at most {f['most-neighbours']:,}; {none}), {parts}",
+        f"(at most {f['most-neighbours']:,}; {f['isolated']:,} nodes without), "
+        f"{f['components']:,} components, the largest of {f['largest-component']:,} nodes",
         f"{f['features']:,} features from {f['least-feature']:.3g} to {f['largest-feature']:.3g}, "
         f"{_percent(f['non-zero-share'])} of the entries non-zero",
         learnt,
