@@ -249,7 +249,7 @@ class OwnAnswers(Deviation):
         is_named = np.zeros((len(sets), len(candidates)))
         for client in range(len(sets)) if self._tokens else ():
             for place, point in enumerate(self.named(points, client)):
-                token = ids.names(self._run, candidates[place], point.tobytes())[0]
+                token = ids.name(self._run, candidates[place], point.tobytes())[: ids.TOKEN]
                 is_named[client, place] = token in self._tokens
         truth = [[text in local for text in candidates] for local in sets]
         return ranking(self.name, is_named, truth)

@@ -34,6 +34,7 @@ from flower_graph.flower_compat import NumPyClient, create_message_to_sign
 from flower_graph.method.base import as_graph
 from flower_graph.method.of_app import configured, configured_client
 from flower_graph.method.registry import method_of
+from flower_graph.secure.align.blinded import TOKEN
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.client import SUM_STATE
 from flower_graph.secure.sum.client import SumClient
@@ -323,7 +324,7 @@ def secrets_of(part: Any) -> Iterator[bytes]:
             yield from (share.tobytes() for share in kept.held.reshape(-1, kept.held.shape[-1]))
     if isinstance(part, AlignmentClient):
         yield from (bytes(secret) for secret in part._secrets.values())
-        yield from (key for _, key in part._names.values())
+        yield from (name[TOKEN:].tobytes() for name in part._names[part._named])
 
 
 def spellings(secret: bytes) -> Iterator[bytes]:

@@ -137,7 +137,7 @@ def test_the_server_cannot_name_a_token_by_trying_identities() -> None:
     for candidate in range(12):
         name = b"i:%d" % candidate
         tries = {ids.hash_to_group(RUN, name), *points}
-        assert not seen & {ids.names(RUN, name, point)[0] for point in tries}
+        assert not seen & {ids.name(RUN, name, point)[: ids.TOKEN] for point in tries}
         assert ids.hash_to_group(RUN, name) not in points
 
 
@@ -234,7 +234,9 @@ def test_names_are_dealt_evenly_and_a_state_has_those_that_are_there() -> None:
         host.finish(UnionRequest(1, np.array([client]), np.array([16]), points[None], 8))
         host = AlignmentClient.from_bytes(host.to_bytes(), b"run", identities)
         assert host.finished == {9: [], 4: [9], 2: [2, 4, 9]}[client]
-    assert np.array_equal(host.sketch(512, [2]), insert(host._named(4, 12)[:2], 512))
+    assert np.array_equal(
+        host.sketch(512, [2]), insert(host._names[host._numbers[4][:2], :12], 512)
+    )
 
 
 def test_without_key_holders_there_is_an_error() -> None:

@@ -66,12 +66,11 @@ def test_points_outside_the_group_are_refused_by_number() -> None:
 
 def test_names_are_bound_to_run_identity_and_key() -> None:
     point = ids.hash_to_group(RUN, b"i:1")
-    name = ids.names(RUN, b"i:1", point)
-    assert [len(part) for part in name] == [12, 32]
+    name = ids.name(RUN, b"i:1", point)
     # What is hashed is framed: no two triples give the same bytes.
     framed = b"".join(len(p).to_bytes(4, "big") + p for p in (RUN, b"name", b"i:1", point))
     digest = hashlib.sha512(ids.DOMAIN + framed).digest()
-    assert name == (digest[:12], digest[32:])
+    assert name == digest[:12] + digest[32:]
 
 
 def test_identities_are_typed() -> None:
@@ -166,13 +165,16 @@ def rows(*parts: np.ndarray) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def keys(*numbers: int) -> np.ndarray:
-    return np.array([[number] * 32 for number in numbers], np.uint8)
+def named(*pairs: tuple[np.ndarray, int]) -> np.ndarray:
+    """Put tokens and keys side by side."""
+    return rows(
+        *(np.append(token, [number] * 32).astype(np.uint8)[None] for token, number in pairs)
+    )
 
 
 def two_clients() -> SlotTable:
-    tokens = {4: rows(A, B), 2: rows(C, A, D)}
-    return slot_table(rows(C, A), tokens, {4: keys(1, 2), 2: keys(3, 1, 4)}, b"g" * 32)
+    names = {4: named((A, 1), (B, 2)), 2: named((C, 3), (A, 1), (D, 4))}
+    return slot_table(rows(C, A), names, b"g" * 32)
 
 
 def test_new_shared_tokens_are_appended_and_single_ones_left_out() -> None:
@@ -190,7 +192,7 @@ def test_pads_are_shake_of_the_context_and_the_key_wherever_the_holder_is() -> N
     context += (5).to_bytes(8, "big") + (3).to_bytes(8, "big")
     expected = [hashlib.shake_128(context + key * 32).digest(24) for key in (b"\3", b"\1")]
     assert [pad.tobytes() for pad in both.pads(RUN, 5, 3)] == expected
-    one = slot_table(rows(C, A), {9: rows(B, A)}, {9: keys(2, 1)}, b"g" * 32)
+    one = slot_table(rows(C, A), {9: named((B, 2), (A, 1))}, b"g" * 32)
     assert one.held.tolist() == [1]
     assert one.pads(RUN, 5, 3).tobytes() == expected[1]
     common = one.group_pad(RUN, 5, 9)

@@ -75,6 +75,7 @@ KEY_HOLDERS, MOST_SKIPPED = 3, 2
 OF_BLOCK, OF_KEY = b"alignment block", b"alignment key"  # what a signature is for
 MIN_BLOCK = 16  # points of a client
 KEY = 32  # bytes of a slot's secret
+NAME = TOKEN + KEY
 DOMAIN = b"flower-graph/alignment/1/"
 # All clients also evaluate this one, which no identity can be: its key is common to the run.
 GROUP_IDENTITY = b"g:"
@@ -230,7 +231,7 @@ def hash_to_group(run_id: bytes, identity: bytes) -> bytes:
 
 def padded_size(count: int) -> int:
     """Return the size of the block that reveals nothing of ``count`` but its power of two."""
-    return max(MIN_BLOCK, 1 << (count - 1).bit_length()) if count > 0 else MIN_BLOCK
+    return max(MIN_BLOCK, 1 << max(count - 1, 0).bit_length())
 
 
 def blind(points: Mapping[int, bytes], secret: bytes, epoch: int, size: int) -> Bytes2D:
@@ -315,11 +316,11 @@ def proof_context(run_id: bytes, epoch: int, holder: int, client: int) -> bytes:
     return framed(run_id, b"%d" % epoch, b"%d" % holder, b"%d" % client)
 
 
-def names(run_id: bytes, identity: bytes, point: bytes) -> tuple[bytes, bytes]:
-    """Return token and slot key of an identity from ``k · H(id)``."""
+def name(run_id: bytes, identity: bytes, point: bytes) -> bytes:
+    """Return token and slot key of an identity, one after the other, from ``k · H(id)``."""
     # They are separate parts of one hash: the token reveals nothing of the key.
     digest = hashlib.sha512(DOMAIN + framed(run_id, b"name", identity, point)).digest()
-    return digest[:TOKEN], digest[-KEY:]
+    return digest[:TOKEN] + digest[-KEY:]
 
 
 def _blind_scalar(secret: bytes, epoch: int, number: int) -> bytes:
@@ -331,8 +332,6 @@ def _blind_scalar(secret: bytes, epoch: int, number: int) -> bytes:
 
 def cells_for(distinct: int) -> int:
     """Return how many cells a table for so many distinct tokens needs."""
-    if distinct < 0:
-        raise ValueError(f"{distinct} tokens: must be 0 or more")
     return PARTS * math.ceil((CELLS_PER_TOKEN * distinct + FURTHER_CELLS) / PARTS)
 
 
@@ -350,8 +349,6 @@ def insert(tokens: Bytes2D, cells: int) -> Words:
 def peel(total: Words) -> tuple[Bytes2D, NDArray[np.int64]] | None:
     """Read the tokens from the sum of tables."""
     # total [3 · cells]
-    if total.ndim != 1 or total.size == 0 or total.size % (WORDS * PARTS):
-        raise ValueError(f"a table has a multiple of {WORDS * PARTS} words, got {total.shape}")
     table = total.astype(np.uint64).reshape(WORDS, -1)
     result: dict[bytes, int] = {}
     cells = np.arange(table.shape[1])  # that may hold one token alone: later only what has changed

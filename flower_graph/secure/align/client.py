@@ -15,7 +15,7 @@ import hashlib
 import os
 from abc import ABC
 from collections.abc import Iterable, Mapping
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, Self
 
@@ -35,8 +35,18 @@ from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import split_rows
 from flower_graph.wire.keys import ALIGN_STAGE
 
-# What is saved beside the names
-KEPT = ("_secrets", "_sizes", "_dealt", "order", "_epoch", "_blocks")
+# What is saved
+KEPT = (
+    "_secrets",
+    "_epoch",
+    "_dealt",
+    "_sizes",
+    "_blocks",
+    "_answered",
+    "_named",
+    "_names",
+    "order",
+)
 
 
 class AnyAlignmentClient(ABC):
@@ -103,19 +113,27 @@ class AlignmentClient(AnyAlignmentClient):
         if len(kinds) > 1:
             a, b = kinds.values()
             raise ValueError(f"clients {a} and {b} have identities of different types")
-        self._epoch = 0
         # From these a client's blinds and its share of the key follow.
         self._secrets = {client: os.urandom(ids.KEY) for client in self._identities}
         several = chain([ids.GROUP_IDENTITY], *self._identities.values())
         self._distinct = list(dict.fromkeys(several))
-        # Which of these each client's block has, and its size
-        self._dealt: dict[int, list[int]] = {}
-        self._sizes: dict[int, int] = {}
-        self._blocks: dict[int, ids.Bytes2D] = {}  # that were sent, where answers are proved
-        self._answered = set[int]()  # clients whose blocks are back
-        self._names: dict[bytes, tuple[bytes, bytes]] = {}  # token and key, from all of these
+        numbers = {identity: number for number, identity in enumerate(self._distinct)}
+        self._numbers = {  # of each client's identities among these
+            client: np.array([numbers[one] for one in own], np.int64)
+            for client, own in self._identities.items()
+        }
+        self._start(0)
+
+    def _start(self, epoch: int) -> None:
+        """Begin an epoch, in which nothing of an earlier one is of use."""
+        self._epoch, self._table, n = epoch, None, len(self._distinct)
+        # Which identities each client's block has, and its size
+        self._dealt, self._sizes = dict[int, list[int]](), dict[int, int]()
+        self._blocks = dict[int, ids.Bytes2D]()  # that were sent, where answers are proved
+        self._answered = dict[int, None]()  # clients whose blocks are back
+        # Which identities have a name, and their names: token and key
+        self._named, self._names = np.zeros(n, bool), np.zeros((n, ids.NAME), np.uint8)
         self.order = np.zeros((0, ids.TOKEN), np.uint8)
-        self._table: SlotTable | None = None
 
     @property
     def points(self) -> dict[int, int]:
@@ -133,8 +151,7 @@ class AlignmentClient(AnyAlignmentClient):
         clients, epoch = request.clients.tolist(), request.epoch
         if fresh := [client for client in clients if client not in self._dealt]:
             # The identities of new clients that no block of this epoch has yet are dealt among them
-            places = {identity: number for number, identity in enumerate(self._distinct)}
-            own = (places[identity] for client in fresh for identity in self._identities[client])
+            own = chain.from_iterable(self._numbers[client].tolist() for client in fresh)
             needed = sorted({0, *own}.difference(*self._dealt.values()))
             size = ids.padded_size(-(-len(needed) // len(fresh)))
             for at, client in enumerate(fresh):
@@ -230,15 +247,15 @@ class AlignmentClient(AnyAlignmentClient):
             own = pieces(block[: len(self._dealt[client])])
             answers += [(client, *one) for one in zip(self._dealt[client], own, strict=True)]
 
-        def name(given: tuple[int, int, bytes]) -> tuple[bytes, tuple[bytes, bytes]]:
+        def name(given: tuple[int, int, bytes]) -> bytes:
             client, number, answer = given
             point = ids.unblind(answer, self._secrets[client], request.epoch, number)
-            identity = self._distinct[number]
-            return identity, ids.names(self._run_id, identity, point)
+            return ids.name(self._run_id, self._distinct[number], point)
 
-        self._names |= spread(name, answers)
-        self._answered |= set(request.clients.tolist())
-        vars(self).pop("finished", None)
+        numbers = np.array([number for _, number, _ in answers], np.int64)
+        self._names[numbers] = rows_of(spread(name, answers), -1, ids.NAME)
+        self._named[numbers] = True
+        self._answered |= dict.fromkeys(request.clients.tolist())
 
     def _proved(self, request: ids.UnionRequest, trust: TrustSettings) -> list[ids.Bytes2D]:
         """Check every key-holder's key and proofs; return each client's answers, added up."""
@@ -277,22 +294,14 @@ class AlignmentClient(AnyAlignmentClient):
         chosen = [int(client) for client in clients]
         if missing := sorted(set(chosen).difference(self.finished)):
             raise ValueError(f"clients {missing!s:.60} have no tokens yet")
-        none = np.zeros((0, ids.TOKEN), np.uint8)
-        return ids.insert(
-            np.concatenate([none, *(self._named(c, ids.TOKEN) for c in chosen)]), cells
-        )
+        numbers = [np.zeros(0, np.int64), *(self._numbers[client] for client in chosen)]
+        return ids.insert(self._names[np.concatenate(numbers), : ids.TOKEN], cells)
 
-    @cached_property
+    @property
     def finished(self) -> list[int]:
         """Clients that have their tokens, and so can take part in the sum of tables."""
-        named = self._names.keys()
-        answered = self._answered if ids.GROUP_IDENTITY in named else ()
-        return sorted(c for c in answered if named >= set(self._identities[c]))
-
-    def _named(self, client: int, width: int) -> ids.Bytes2D:
-        """Return the tokens of a client's identities, or their keys, by the width of these."""
-        part = (ids.TOKEN, ids.KEY).index(width)
-        return rows_of([self._names[one][part] for one in self._identities[client]], -1, width)
+        answered = self._answered if self._named[0] else ()
+        return sorted(client for client in answered if self._named[self._numbers[client]].all())
 
     def publish(self, message: ids.PublishedTokens) -> SlotTable:
         if message.epoch != self._epoch:
@@ -306,26 +315,14 @@ class AlignmentClient(AnyAlignmentClient):
     def slots(self) -> SlotTable:
         """The clients' published slots; clients without tokens have none."""
         if self._table is None:
-            done = self.finished
-            tokens, keys = ({c: self._named(c, one) for c in done} for one in (ids.TOKEN, ids.KEY))
-            group_key = self._names[ids.GROUP_IDENTITY][1] if done else b""
-            self._table = slot_table(self.order, tokens, keys, group_key)
+            names = {client: self._names[self._numbers[client]] for client in self.finished}
+            group_key = self._names[0, ids.TOKEN :].tobytes() if names else b""
+            self._table = slot_table(self.order, names, group_key)
         return self._table
 
     def to_bytes(self) -> bytes:
-        names = self._names
-        known = [number for number, one in enumerate(self._distinct) if one in names]
-        local = [names[self._distinct[number]] for number in known]
-        return write_state(
-            {name: getattr(self, name) for name in KEPT}
-            | {
-                "_answered": sorted(self._answered),
-                "digest": self._digest(),
-                "known": known,
-                "tokens": rows_of([token for token, _ in local], -1, ids.TOKEN),
-                "keys": rows_of([key for _, key in local], -1, ids.KEY),
-            }
-        )
+        kept = {name: getattr(self, name) for name in KEPT}
+        return write_state(kept | {"digest": self._digest()})
 
     @classmethod
     def from_bytes(
@@ -342,20 +339,13 @@ class AlignmentClient(AnyAlignmentClient):
             if list(kept["_secrets"]) != list(host._identities) or kept["digest"] != host._digest():
                 raise StateLostError("the alignment's state is of another run or other identities")
             vars(host).update({name: kept[name] for name in KEPT})
-            host._answered = set(kept["_answered"])
-            pairs = zip(pieces(kept["tokens"]), pieces(kept["keys"]), strict=True)
-            known = [host._distinct[number] for number in kept["known"]]
-            host._names = dict(zip(known, pairs, strict=True))
         return host
 
     def _enter(self, epoch: int) -> None:
         if epoch < self._epoch:
             raise RefusedError(f"alignment {epoch} is over, this is {self._epoch}")
         if epoch > self._epoch:
-            self._epoch, self.order, self._table = epoch, self.order[:0], None
-            for kept in (self._dealt, self._sizes, self._answered, self._blocks, self._names):
-                kept.clear()
-            vars(self).pop("finished", None)
+            self._start(epoch)
 
     def _digest(self) -> bytes:
         whole = hashlib.sha256(self._run_id)

@@ -25,7 +25,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from itertools import accumulate, chain, zip_longest
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -468,16 +468,9 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
 
     def _draw_holders(self, free: list[int], count: int) -> list[int]:
         """Draw further key-holders, on different machines as far as possible."""
-        draw = secrets.SystemRandom()
-        nodes = sorted({self._node[client] for client in free})
-        draw.shuffle(free)
-        draw.shuffle(nodes)  # by SuperNode: hosting more clients is not likelier
-        rank = {node: number for number, node in enumerate(nodes)}
-        drawn = sorted(free, key=lambda client: rank[self._node[client]])
-        chosen: list[int] = []
-        while drawn and len(chosen) < count:
-            taken = {self._node[client] for client in (*self._holders, *chosen)}
-            best = next((c for c in drawn if self._node[c] not in taken), drawn[0])
-            drawn.remove(best)
-            chosen.append(best)
-        return chosen
+        draw, taken = secrets.SystemRandom(), {self._node[holder] for holder in self._holders}
+        by_node = [*self._by_node(free).items()]
+        draw.shuffle(by_node)  # by SuperNode: hosting more clients is not likelier
+        by_node.sort(key=lambda one: one[0] in taken)
+        turns = zip_longest(*(draw.sample(local, len(local)) for _, local in by_node))
+        return [client for turn in turns for client in turn if client is not None][:count]

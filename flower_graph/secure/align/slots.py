@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.secure.align.blinded import Bytes2D, Words
+from flower_graph.secure.align.blinded import TOKEN, Bytes2D, Words
 from flower_graph.secure.channel import KEY_BYTES, framed, pieces
 from flower_graph.secure.relayed import CHECKS
 
@@ -101,26 +101,20 @@ class SlotTable:
         return self._made[kind][1]
 
 
-def slot_table(
-    order: Bytes2D,
-    tokens: Mapping[int, Bytes2D],
-    keys: Mapping[int, Bytes2D],
-    group_key: bytes,
-) -> SlotTable:
-    """Look up the slots of a SuperNode's clients."""
-    # order [s, 12]
+def slot_table(order: Bytes2D, names: Mapping[int, Bytes2D], group_key: bytes) -> SlotTable:
+    """Look up the slots of a SuperNode's clients by the names of their identities."""
+    # order [s, 12], names [n_c, 44]: tokens and keys
     slot_of = {token: slot for slot, token in enumerate(pieces(order))}
     by_client = {
-        client: np.array([slot_of.get(token, -1) for token in pieces(rows)], np.int64)
-        for client, rows in tokens.items()
+        client: np.array([slot_of.get(token, -1) for token in pieces(rows[:, :TOKEN])], np.int64)
+        for client, rows in names.items()
     }
     if not by_client:
         return open_table(len(order), {}, group_key)
-    slots = np.concatenate(list(by_client.values()))
-    held, first = np.unique(slots, return_index=True)
-    all_keys = np.concatenate([keys[client] for client in by_client])
+    held, first = np.unique(np.concatenate(list(by_client.values())), return_index=True)
     first, held = first[held >= 0], held[held >= 0]
-    return SlotTable(len(order), by_client, held, all_keys[first], group_key)
+    keys = np.concatenate(list(names.values()))[first, TOKEN:]
+    return SlotTable(len(order), by_client, held, keys, group_key)
 
 
 def open_table(
