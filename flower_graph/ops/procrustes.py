@@ -27,9 +27,7 @@ Held = NDArray[np.generic] | Tensor | None
 
 
 @torch.no_grad()
-def orthogonal_procrustes(
-    source: Embeddings, target: Embeddings, *, rotations_only: bool = False
-) -> Embeddings:
+def orthogonal_procrustes(source: Embeddings, target: Embeddings) -> Embeddings:
     """Find the orthogonal ``W`` with the least ``||source W - target||_F``.
 
     Directions that the data do not determine, as with fewer nodes than dimensions, are chosen so
@@ -41,8 +39,6 @@ def orthogonal_procrustes(
     source, target : ndarray or Tensor
         ``[..., p, d]`` float32 or float64 embeddings of the same ``p`` nodes; the leading axes are
         broadcast.
-    rotations_only : bool
-        Whether to leave out reflections: then ``det W = 1``.
 
     Returns
     -------
@@ -70,8 +66,7 @@ def orthogonal_procrustes(
     relative = rank_tolerance(x)
     x, y = x.double(), y.double()
     size = torch.linalg.matrix_norm(x) * torch.linalg.matrix_norm(y)
-    w = nearest_orthogonal(x.mT @ y, relative * size, rotations_only=rotations_only)
-    return as_given(w, source)
+    return as_given(nearest_orthogonal(x.mT @ y, relative * size), source)
 
 
 def rank_tolerance(x: Tensor) -> float:
@@ -80,24 +75,22 @@ def rank_tolerance(x: Tensor) -> float:
     return x.shape[-1] * torch.finfo(x.dtype).eps
 
 
-def nearest_orthogonal(product: Tensor, tolerance: Tensor, *, rotations_only: bool) -> Tensor:
+def nearest_orthogonal(product: Tensor, tolerance: Tensor) -> Tensor:
     """Find the orthogonal ``W`` with the largest ``trace(W^T product)``."""
     # product [..., d, d], tolerance [...]
     # The polar factor, which Newton's iteration finds in half the time of singular vectors. These
-    # are needed where a direction is unknown or the factor has a mirror in it.
+    # are needed where a direction is unknown.
     flat, least = product.flatten(0, -3) if product.ndim > 2 else product[None], tolerance.flatten()
     largest = flat.abs().amax((1, 2))
     scaled = flat / largest[:, None, None]
     inverse = torch.linalg.inv_ex(scaled).inverse
     # No singular value is below 1 / ||inverse||; NaN, of a product of zeros, compares as false.
     regular = largest > least * torch.linalg.matrix_norm(inverse)
-    if rotations_only:
-        regular &= torch.linalg.det(scaled) > 0
     result = torch.empty_like(flat)
     result[regular] = _polar_factor(scaled[regular], inverse[regular])
     if not regular.all():
         others = ~regular
-        result[others] = _by_singular_vectors(flat[others], least[others], rotations_only)
+        result[others] = _by_singular_vectors(flat[others], least[others])
     return result.view(product.shape)
 
 
@@ -117,7 +110,7 @@ def _polar_factor(x: Tensor, inverse: Tensor) -> Tensor:
     return x
 
 
-def _by_singular_vectors(product: Tensor, tolerance: Tensor, rotations_only: bool) -> Tensor:
+def _by_singular_vectors(product: Tensor, tolerance: Tensor) -> Tensor:
     """Find the same where a direction may be unknown."""
     # product [m, d, d], tolerance [m]
     left, values, right = torch.linalg.svd(product)
@@ -133,10 +126,6 @@ def _by_singular_vectors(product: Tensor, tolerance: Tensor, rotations_only: boo
             torch.where(both, block, 2 * torch.eye(len(left[0])).to(left))
         )
         left[lacking], right[lacking] = left[lacking] @ turn, back @ right[lacking]
-    if rotations_only:
-        # The last direction has the smallest singular value: turning it round costs least.
-        mirrored = torch.linalg.det(left) * torch.linalg.det(right) < 0
-        left[..., -1] = torch.where(mirrored[:, None], -left[..., -1], left[..., -1])
     return torch.matmul(left, right)
 
 
@@ -170,7 +159,7 @@ def check_numbers(name: str, x: Tensor) -> None:
 
 
 @torch.no_grad()
-def align_pairs(x: Embeddings, held: Held = None, *, rotations_only: bool = False) -> Embeddings:
+def align_pairs(x: Embeddings, held: Held = None) -> Embeddings:
     """Average, for each client, all clients' embeddings after each was mapped into its space.
 
     ``X'_i = (1 / m) (X_i + sum_{j != i} X_j W_ji)``, with ``W_ji`` the orthogonal map that brings
@@ -184,8 +173,6 @@ def align_pairs(x: Embeddings, held: Held = None, *, rotations_only: bool = Fals
     held : ndarray or Tensor, optional
         ``[m, u]`` bool: which nodes each client holds, at least one; without it, all. Rows of
         nodes that a client does not hold are not read.
-    rotations_only : bool
-        Whether to leave out reflections.
 
     Returns
     -------
@@ -210,7 +197,7 @@ def align_pairs(x: Embeddings, held: Held = None, *, rotations_only: bool = Fals
             same = second == first
             right = left if same else columns(values[second], mask[second])
             holders = mask[first].double(), mask[second].double()
-            maps = _maps(left, right, holders, rank_tolerance(values), same, rotations_only)
+            maps = _maps(left, right, holders, rank_tolerance(values), same)
             total[second] += _by_client(left @ maps, dimension)
             if not same:  # back, by the transposed maps
                 total[first] += _by_client(right @ maps.T, dimension)
@@ -224,7 +211,6 @@ def _maps(
     held: tuple[Tensor, Tensor],
     relative: float,
     same: bool,
-    rotations_only: bool,
 ) -> Tensor:
     """Stack the maps from the clients of one block to those of another, ``[a * d, b * d]``."""
     # left [u, a * d], right [u, b * d], held [a, u] and [b, u]
@@ -236,10 +222,10 @@ def _maps(
     # Inside one block (``same``) half of them are needed: the way back is the transposed one, and a
     # client's map to itself is the identity.
     if not same:
-        maps = nearest_orthogonal(product, tolerance, rotations_only=rotations_only)
+        maps = nearest_orthogonal(product, tolerance)
     else:
         i, j = torch.triu_indices(a, a, 1, device=product.device)
-        result = nearest_orthogonal(product[i, j], tolerance[i, j], rotations_only=rotations_only)
+        result = nearest_orthogonal(product[i, j], tolerance[i, j])
         maps = torch.eye(product.shape[2]).to(product).repeat(a, a, 1, 1)
         maps[i, j], maps[j, i] = result, result.mT
     return maps.transpose(1, 2).reshape(left.shape[1], right.shape[1])
@@ -308,10 +294,10 @@ class Consensus(NamedTuple, Generic[Embeddings]):
 class _Clients:
     """Clients that are brought to one reference ``[u, d]``."""
 
-    def __init__(self, values: Tensor, mask: Tensor, rotations_only: bool) -> None:
+    def __init__(self, values: Tensor, mask: Tensor) -> None:
         self.side = columns(values, mask)  # [u, m * d]
         self.given = self.side.to(values.dtype)
-        self.held, self.only = mask.double(), rotations_only  # [m, u]
+        self.held = mask.double()  # [m, u]
         # [u, 1] 1 for nodes that several clients hold, 0 for others
         self.shared = (mask.sum(0) > 1).double()[:, None]
         # [m] length of each client's embeddings of shared nodes, and its part that is rounding
@@ -327,8 +313,7 @@ class _Clients:
     def maps(self, reference: Tensor, product: Tensor) -> Tensor:
         """Map every client to the reference; ``product`` is of all clients and it."""
         square = (reference * self.shared).square().sum(1)
-        tolerance = self.tolerance * (self.held @ square).sqrt()
-        return nearest_orthogonal(product, tolerance, rotations_only=self.only)
+        return nearest_orthogonal(product, self.tolerance * (self.held @ square).sqrt())
 
     def mean(self, maps: Tensor, side: Tensor, joined: Tensor) -> Tensor:
         """Average the mapped embeddings over each node's holders, ``[u, d]``."""
@@ -361,7 +346,6 @@ def consensus(
     x: Embeddings,
     held: Held = None,
     *,
-    rotations_only: bool = False,
     iterations: int = 20,
     tolerance: float = 1e-3,
 ) -> Consensus[Embeddings]:
@@ -379,8 +363,6 @@ def consensus(
         ``[m, u, d]`` float32 or float64 embeddings of ``u`` nodes by ``m`` clients.
     held : ndarray or Tensor, optional
         As in ``align_pairs``.
-    rotations_only : bool
-        Whether to leave out reflections.
     iterations : int
         The most iterations, at least 1.
     tolerance : float
@@ -399,7 +381,7 @@ def consensus(
     if iterations < 1 or not tolerance >= 0:
         raise ValueError(f"iterations = {iterations}, tolerance = {tolerance}: 1 and 0 at least")
     values, mask = checked_clients(x, held)
-    clients = _Clients(values, mask, rotations_only)
+    clients = _Clients(values, mask)
     everyone = clients.held.new_ones(len(values))
     before = clients.first()
     product = clients.products(before, clients.side)
