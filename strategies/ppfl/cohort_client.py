@@ -26,23 +26,17 @@ from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.sum.messages import RING
+from flower_graph.strategies.ppfl import messages
 from flower_graph.strategies.ppfl.config import PRECISIONS
 from flower_graph.strategies.ppfl.evaluation import GraphJudge
 from flower_graph.strategies.ppfl.messages import (
-    ABSENT,
-    MEANS,
     MEASURED,
-    NOT_TOLD,
-    UNUSABLE,
-    Claims,
     EmbeddingEnrolment,
     FloatArray,
     IntArray,
     PublicReply,
     PublicRequest,
     SumOrder,
-    claim_parts,
-    find_slots,
 )
 from flower_graph.strategies.ppfl.modules import Asked
 from flower_graph.wire.arrays import Answer, Config, Parameters
@@ -154,25 +148,22 @@ class SingleModels:
 
     def __init__(self, members: Iterable[EmbeddingClient], tensors: Tensors | None = None) -> None:
         self._models = {member.number: member.build() for member in members}
-        if tensors is None:
-            tensors = {name: value.detach().clone() for name, value in self._states().items()}
-        else:
-            for number, model in self._models.items():
-                if load := getattr(model, "load_state_dict", None):
-                    own = {n: v.clone() for n, v in tensors.items() if n.startswith(f"{number}.")}
-                    load({name.partition(".")[2]: value for name, value in own.items()})
-        self.tensors = tensors
+        for number, model in self._models.items() if tensors is not None else ():
+            if load := getattr(model, "load_state_dict", None):
+                own = {n: v for n, v in tensors.items() if n.startswith(f"{number}.")}
+                load({name.partition(".")[2]: value.clone() for name, value in own.items()})
+        self.tensors = tensors if tensors is not None else self._copied()
 
     def train(self, asked: Asked, server_round: int) -> dict[int, float]:
         each = asked.items()
         losses = {c: float(self._models[c].learn(*given, server_round)) for c, given in each}
-        result = self._states()
+        result = self._copied()
         was, now = forms_of(self.tensors), forms_of(result)
         if was != now:
             raise ValueError(
                 f"state_dict: was {was!s:.200}, is {now!s:.200}; names, shapes and types must stay"
             )
-        for name, value in result.items():  # which may be copies
+        for name, value in result.items():
             self.tensors[name].copy_(value)
         return losses
 
@@ -182,9 +173,9 @@ class SingleModels:
     def saved(self) -> list[SavedModels]:
         return []
 
-    def _states(self) -> Tensors:
+    def _copied(self) -> Tensors:
         return {
-            f"{number}.{name}": value
+            f"{number}.{name}": value.detach().clone()
             for number, model in self._models.items()
             for name, value in getattr(model, "state_dict", dict)().items()
         }
@@ -298,7 +289,7 @@ class PublicNodeClient(NumPyClient):
             reply.disagreement.append(disagreement(shared, means))
             reply.embeddings.append(shared if is_usable else None)
             if not is_usable:
-                reply.left_out[member.number], judge = UNUSABLE, None
+                reply.left_out[member.number], judge = messages.UNUSABLE, None
             when = request.server_round, request.is_last
             judged.append({} if judge is None else judge(rows, *when))
             counts += [judge.counts] if isinstance(judge, GraphJudge) else []
@@ -375,7 +366,9 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
     def enrolment(self) -> EmbeddingEnrolment:
         here = super().enrolment()
         if self.trust is not None:
-            signed = self.trust.identity.sign(*claim_parts(self.context.run_id, self.public))
+            signed = self.trust.identity.sign(
+                *messages.claim_parts(self.context.run_id, self.public)
+            )
             here.signature = np.frombuffer(signed, np.uint8)
         return here
 
@@ -419,7 +412,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             }
             # The same embeddings with another rotation are the same state.
             state = [one for one in reply.embeddings if one is not None]
-            masked, entries = self.masked(config, vectors, MEANS, layout, state)
+            masked, entries = self.masked(config, vectors, messages.MEANS, layout, state)
             for client, turn in turns.items():
                 held.turns[turn_of(client)].copy_(torch.from_numpy(turn))
         if self.trust is not None and masked.left_out:
@@ -432,14 +425,14 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
     def _layout(self, request: PublicRequest, order: SumOrder, config: Config) -> bytes:
         """Return the meaning of a vector's numbers; an untrusting SuperNode checks it first."""
         if self.trust is None:
-            return order.meaning(*NOT_TOLD, request)
-        claims, epoch = Claims.from_config(config), self.keys().epoch
+            return order.meaning(*messages.NOT_TOLD, request)
+        claims, epoch = messages.Claims.from_config(config), self.keys().epoch
         if epoch is None:
             raise StateLostError("no epoch has begun under this version of the registry")
         run, parties = self.context.run_id, epoch.parties.tolist()
         nodes = claims.agreed(self.trust, run, parties, self.public, self._least)
         for ids, slots, mean in zip(request.nodes, order.slots, request.targets, strict=True):
-            if not np.array_equal(slots, find_slots(ids, nodes)):
+            if not np.array_equal(slots, messages.find_slots(ids, nodes)):
                 raise RefusedError("the server orders public nodes otherwise than their holders")
             claims.check_mean(mean, slots)
         judges = [member.judge for member in self.members.values()]
@@ -491,7 +484,7 @@ def rotate(
     turns, vectors = dict[int, Floats](), dict[int, Floats]()
     of_clients = request.clients, reply.embeddings, request.targets, order.slots
     for client, x, mean, slots in zip(*of_clients, strict=True):
-        here = slots != ABSENT
+        here = slots != messages.ABSENT
         chosen, turn, rows = slots[here], np.eye(dimension), np.zeros((count, dimension))
         is_inside = ((chosen >= 0) & (chosen < count)).all()
         if length % dimension or np.unique(chosen).size != chosen.size or not is_inside:

@@ -1,4 +1,4 @@
-"""Pictures of alignment precision and accuracy."""
+"""Pictures of alignment precision, and of accuracy beside it."""
 
 from __future__ import annotations
 
@@ -9,29 +9,22 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from flower_graph.report.plots import Line, Panel, plot_panels
+from flower_graph.strategies.ppfl.config import PRECISIONS
 
 if TYPE_CHECKING:
     from flower_graph.records.rounds import RoundReport
 
 # By name of the curve: which figure of a report it shows
-PRECISIONS = {"P@1": "precision-1", "P@5": "precision-5", "P@10": "precision-10"}
-X_LABEL = "iteration"
+CURVES = {f"P@{k}": name for name, k in PRECISIONS.items()}
+LABEL, X_LABEL = "alignment precision", "iteration"
 
 
 def save_alignment(path: Path, reports: Sequence[RoundReport], *, title: str) -> None:
-    """Draw a run: alignment precision and accuracy over the rounds."""
+    """Draw a run's alignment precision over the rounds."""
     rounds = [report.round for report in reports]
-    # Clients may evaluate their embeddings in some rounds only: curves bridge the others
-    named = {"validation": "val_accuracy", "test": "test_accuracy"}
-    shares = {n: [one.alignment.get(k, math.nan) for one in reports] for n, k in PRECISIONS.items()}
-    accuracies = {name: [getattr(one, field) for one in reports] for name, field in named.items()}
-    panels = []
-    for label, curves in (("alignment precision", shares), ("accuracy", accuracies)):
-        known = {
-            n: Line(rounds, [row]) for n, row in curves.items() if any(map(math.isfinite, row))
-        }
-        panels.append(Panel(known, label, X_LABEL, from_zero=True))
-    plot_panels(path, [panels], title)
+    found = {n: [one.alignment.get(k, math.nan) for one in reports] for n, k in CURVES.items()}
+    lines = {name: Line(rounds, [row]) for name, row in found.items()}
+    plot_panels(path, [[Panel(lines, LABEL, X_LABEL, from_zero=True)]], title)
 
 
 # Any: what ``reproduce`` shows, which no method imports
@@ -45,7 +38,7 @@ def plot_figures(path: Path, shown: Sequence[Any], _: object) -> bool:
             continue
         precision = {
             name: _over_iterations([run.alignment[key] for run in runs])
-            for name, key in PRECISIONS.items()
+            for name, key in CURVES.items()
             if all(key in run.alignment for run in runs)
         }
         accuracy = {
@@ -60,7 +53,7 @@ def plot_figures(path: Path, shown: Sequence[Any], _: object) -> bool:
             for run in one.runs.values()
         ]
         title = f"{aligned.line.table}: {data}, {model}"
-        upper.append(Panel(precision, "alignment precision", X_LABEL, title))
+        upper.append(Panel(precision, LABEL, X_LABEL, title))
         levels = {"full graph": fmean(whole)} if whole else {}
         lower.append(Panel(accuracy, "accuracy", X_LABEL, levels=levels))
     return plot_panels(path, [upper, lower])

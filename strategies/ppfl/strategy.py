@@ -69,6 +69,7 @@ from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.server.sums import SecureSum
 from flower_graph.storage.reading import StateDict
+from flower_graph.strategies.ppfl import messages
 from flower_graph.strategies.ppfl.config import (
     CONSENSUS,
     FORMS,
@@ -79,26 +80,11 @@ from flower_graph.strategies.ppfl.config import (
     StrategyConfig,
 )
 from flower_graph.strategies.ppfl.messages import (
-    ABSENT,
-    MEANS,
-    MEASURED,
-    NOT_TOLD,
-    RING_SIZE,
-    UNSIGNED,
-    Claims,
     EmbeddingEnrolment,
     FloatArray,
-    Held,
     IntArray,
     PublicReply,
     PublicRequest,
-    SumOrder,
-    claim_parts,
-    common_nodes,
-    digests_of,
-    fewest_holders,
-    fewest_parties,
-    find_slots,
 )
 from flower_graph.wire import keys
 from flower_graph.wire.client_errors import Kind
@@ -157,9 +143,9 @@ class PublicMembership(Membership):
             party = next(hosts, None)
             if party is None or answer.signature is None:
                 return "its claim of nodes is not signed, or no party may host all its clients"
-            parts = claim_parts(self.run_id(), answer.held)
+            parts = messages.claim_parts(self.run_id(), answer.held)
             if not registry.verify(party, answer.signature.tobytes(), *parts):
-                return f"party {party}: {UNSIGNED}"
+                return f"party {party}: {messages.UNSIGNED}"
             self.claims[party] = answer
         for client, nodes, d in zip(answer.clients, answer.nodes, answer.dimensions, strict=True):
             # Its embeddings and means are in the order of these nodes.
@@ -263,12 +249,11 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         """Do steps 4 and 5 with the replies, and return the round's figures."""
         measured, failed = self.take()
         answered = sorted(measured.get(keys.LOSS, ()))
-        none = f"none of {len(self.requests)} SuperNodes gave an answer"
         aligns = answered and self.wants_embeddings
         precision = self.align(server_round, answered) if aligns else {}
+        why = "" if answered else f"none of {len(self.requests)} SuperNodes gave an answer"
         who = self.session.participation(answered, failed=failed)
-        figures = means_of(measured)
-        return self.reported(server_round, who, figures, precision, "" if answered else none)
+        return self.reported(server_round, who, means_of(measured), precision, why)
 
     def take(self) -> tuple[ByClient, dict[int, str]]:
         """Return what clients measured, and the clients that are left out, with the reason."""
@@ -276,9 +261,8 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         for reply in self.answers.values():
             failed |= reply.left_out
             figures = {**reply.judged, keys.LOSS: reply.loss, DISAGREEMENT: reply.disagreement}
-            for index, (client, x) in enumerate(
-                zip(reply.request.clients, reply.embeddings, strict=True)
-            ):
+            of_clients = zip(reply.request.clients, reply.embeddings, strict=True)
+            for index, (client, x) in enumerate(of_clients):
                 if client in failed or (x is None and reply.request.wants_embeddings):
                     continue
                 for name, values in figures.items():
@@ -355,11 +339,9 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return result
 
     def clients_save(self, server_round: int) -> dict[int, str]:
-        run = self.session.run
-        order = ConfigRecord({keys.CHECKPOINT: True, keys.RUN_TOKEN: run})
-        order[keys.SERVER_ROUND] = server_round
-        saved = {node: reply.not_saved for node, reply in self.answers.items()}
-        content = RecordDict({keys.CONFIG: order})
+        run, saved = self.session.run, {n: one.not_saved for n, one in self.answers.items()}
+        order = {keys.CHECKPOINT: True, keys.RUN_TOKEN: run, keys.SERVER_ROUND: server_round}
+        content = RecordDict({keys.CONFIG: ConfigRecord({**order})})
         return self.session.have_saved(server_round, content, saved, "query")
 
     def fixed_settings(self) -> dict[str, object]:
@@ -423,31 +405,30 @@ class CommonMean:
     def __init__(self) -> None:
         self.made = 0  # sums so far
         self.nodes: IntArray = np.zeros(0, np.int64)  # ids of the rows, ascending
-        self.rows: FloatArray = np.zeros((0, 0), np.float32)
+        # The rows, and one of zeros behind them, which a slot of -1 has
+        self.padded: FloatArray = np.zeros((1, 0), np.float32)
         self.slots: dict[int, IntArray] = {}  # the rows of each client's nodes
+
+    @property
+    def rows(self) -> FloatArray:
+        return self.padded[:-1]
 
     def choose(self, nodes: IntArray, ids: Mapping[int, IntArray], dimension: int) -> None:
         """Set the nodes of the next sum; a node that stays keeps its mean."""
-        if not np.array_equal(nodes, self.nodes):
-            rows = np.zeros((nodes.size, dimension), np.float32)
-            at = find_slots(self.nodes, nodes)
-            if self.made:
-                rows[at[at != ABSENT]] = self.rows[at != ABSENT]
-            self.nodes, self.rows = nodes, rows
-        self.slots = {client: find_slots(own, self.nodes) for client, own in ids.items()}
+        if not self.made:
+            self.padded = np.zeros((self.nodes.size + 1, dimension), np.float32)
+        self.padded = self.padded[np.append(messages.find_slots(nodes, self.nodes), -1)]
+        self.slots = {client: messages.find_slots(own, nodes) for client, own in ids.items()}
+        self.nodes = nodes
 
     def of(self, client: int) -> FloatArray | None:
         """Return a client's rows; zeros for missing ones."""
-        if not self.made:
-            return None
-        slots = self.slots[client]
-        return np.where((slots != ABSENT)[:, None], self.rows[slots], np.float32(0))
+        return self.padded[self.slots[client]] if self.made else None
 
     def take(self, total: NDArray[np.float64], contributors: Iterable[int]) -> None:
         slots = np.concatenate([self.slots[client] for client in contributors])
-        holders = np.bincount(slots[slots != ABSENT], minlength=self.nodes.size)
-        rows = total.reshape(self.nodes.size, -1)
-        self.rows, self.made = (rows / holders[:, None]).astype(np.float32), self.made + 1
+        holders = np.bincount(slots + 1, minlength=self.nodes.size + 1)[1:, None]
+        self.padded[:-1], self.made = total.reshape(self.rows.shape) / holders, self.made + 1
 
 
 class SecureConsensus(ProcrustesAlignment):
@@ -489,7 +470,7 @@ class SecureConsensus(ProcrustesAlignment):
     def sums(self) -> SecureSum:
         return SecureSum(
             self.session.exchange,
-            **RING_SIZE,
+            **messages.RING_SIZE,
             server=self._parties or SumServer(dropout=self.dropout),
             timeout=self.session.timeout,
             min_nodes=self.session.min_nodes,
@@ -500,15 +481,16 @@ class SecureConsensus(ProcrustesAlignment):
         nodes, claims = self._nodes(self.sums.prepare(server_round, there))
         everyone = (client for local in there.values() for client in local)
         mean.choose(nodes, {client: known.ids[client] for client in everyone}, known.dimension)
-        order = SumOrder([], self.session.seed, mean.made >= LEARNT_FROM)
-        told, shown, measured = NOT_TOLD, {}, 0
+        order = messages.SumOrder([], self.session.seed, mean.made >= LEARNT_FROM)
+        told, shown, measured = messages.NOT_TOLD, {}, 0
         if claims is not None:
-            claims.means = digests_of(mean.rows) if mean.made else claims.means
-            told, shown, measured = (nodes, claims.means), claims.to_config(), 2 * len(MEASURED)
+            claims.means = messages.digests_of(mean.rows) if mean.made else claims.means
+            told, shown = (nodes, claims.means), claims.to_config()
+            measured = 2 * len(messages.MEASURED)
         self._parts = mean.rows.size, measured, counts_size(*self.counted)
         requests = {n: self.request(server_round, local, local) for n, local in there.items()}
         layout = order.meaning(*told, next(iter(requests.values())))
-        entries = self.sums.requests(sum(self._parts), MEANS, layout)
+        entries = self.sums.requests(sum(self._parts), messages.MEANS, layout)
         slots = {n: [mean.slots[client] for client in local] for n, local in there.items()}
         self.entries = {
             n: entries[n] | replace(order, slots=slots[n]).to_config() | shown
@@ -520,18 +502,18 @@ class SecureConsensus(ProcrustesAlignment):
     def target(self, client: int) -> FloatArray | None:
         return self.mean.of(client)
 
-    def _nodes(self, ready: Sequence[int]) -> tuple[IntArray, Claims | None]:
+    def _nodes(self, ready: Sequence[int]) -> tuple[IntArray, messages.Claims | None]:
         """Choose the nodes of the next sum, for untrusting clients with the claims of all."""
         known, claims, least = self.clients, None, self.settings.least_holders
         if self._parties is None:
-            held: list[Held] = [{client: known.ids[client]} for client in ready]
-            fewest = fewest_holders(len(held), self.dropout, least)
+            held: list[messages.Held] = [{client: known.ids[client]} for client in ready]
+            fewest = messages.fewest_holders(len(held), self.dropout, least)
         else:
             members = [party for party in sorted(self._parties.members) if party in known.claims]
-            claims = Claims.of([known.claims[party] for party in members])
+            claims = messages.Claims.of([known.claims[party] for party in members])
             held = [known.claims[party].held for party in members]
-            fewest = max(least, fewest_parties(len(held)))
-        nodes = common_nodes(held, fewest) if held else self.mean.nodes
+            fewest = max(least, messages.fewest_parties(len(held)))
+        nodes = messages.common_nodes(held, fewest) if held else self.mean.nodes
         if len(held) > 1 and not nodes.size:
             why = "a sum could be one client's embedding; lower dropout, or align in the clear"
             raise ValueError(f"no public node has {fewest} holders among {len(held)}: {why}")
@@ -566,23 +548,17 @@ class SecureConsensus(ProcrustesAlignment):
             rows, hidden, counts = np.split(summed.values, np.cumsum(self._parts)[:2])
             self.mean.take(rows, self.contributors)
             if counts.size:  # a node is one step of the sum's numbers
-                steps = counts * 2.0 ** Ring.fit(2, **RING_SIZE).fraction_bits
+                steps = counts * 2.0 ** Ring.fit(2, **messages.RING_SIZE).fraction_bits
                 self.counts = as_counts(np.rint(steps).astype(np.int64), *self.counted)
             if self._parties is not None:
-                each = zip(MEASURED, *hidden.reshape(2, -1).tolist(), strict=True)
+                each = zip(messages.MEASURED, *hidden.reshape(2, -1).tolist(), strict=True)
                 figures = {name: one / of for name, one, of in each if of >= 1}
             precision = {name: figures[name] for name in PRECISIONS if name in figures}
         blamed = self.sums.server.take_blamed()
-        failed |= {
-            one.client: _without_number(one)
-            for one in blamed
-            if one.client is not None and one.client not in failed
-        }
+        failed = {o.client: _without_number(o) for o in blamed if o.client is not None} | failed
         who = self.session.participation(sorted(used), failed=failed, idle=NOT_READY)
         report = self.reported(server_round, who, figures, precision, skipped)
-        report.rejected += [
-            {"client": one.client, "reason": _without_number(one)} for one in blamed
-        ]
+        report.rejected += [{"client": o.client, "reason": _without_number(o)} for o in blamed]
         rejected = self.sums.take_rejected()
         report.rejected += [{"node": one.node_id, "reason": one.reason} for one in rejected]
         return report
@@ -596,7 +572,7 @@ class SecureConsensus(ProcrustesAlignment):
         return {"mean": self.mean.rows, "nodes": self.mean.nodes} if self.mean.made else {}
 
     def state(self) -> dict[str, object]:
-        mean = {"nodes": self.mean.nodes, "rows": self.mean.rows, "made": self.mean.made}
+        mean = {name: getattr(self.mean, name) for name in ("nodes", "padded", "made")}
         return super().state() | {"mean": mean, "excluded": sorted(self.sums.server.excluded)}
 
     def load_state(self, state: StateDict) -> None:

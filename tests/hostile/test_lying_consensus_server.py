@@ -64,7 +64,7 @@ class LaidApart(CommonMean):
         of_clients = zip(ids.items(), ends, strict=True)
         self.slots = {client: np.arange(end - own.size, end) for (client, own), end in of_clients}
         self.nodes = np.arange(ends[-1])
-        self.rows = np.zeros((ends[-1], dimension), np.float32)
+        self.padded = np.zeros((ends[-1] + 1, dimension), np.float32)
 
     def take(self, total: Any, contributors: Iterable[int]) -> None:
         self.read = {c: total.reshape(self.rows.shape)[slots] for c, slots in self.slots.items()}
