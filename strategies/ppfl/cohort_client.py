@@ -148,11 +148,12 @@ class SingleModels:
 
     def __init__(self, members: Iterable[EmbeddingClient], tensors: Tensors | None = None) -> None:
         self._models = {member.number: member.build() for member in members}
-        for number, model in self._models.items() if tensors is not None else ():
-            if load := getattr(model, "load_state_dict", None):
-                own = {n: v for n, v in tensors.items() if n.startswith(f"{number}.")}
-                load({name.partition(".")[2]: value.clone() for name, value in own.items()})
-        self.tensors = tensors if tensors is not None else self._copied()
+        if tensors is not None:
+            for number, model in self._models.items():
+                if load := getattr(model, "load_state_dict", None):
+                    own = {n: v.clone() for n, v in tensors.items() if n.startswith(f"{number}.")}
+                    load({name.partition(".")[2]: value for name, value in own.items()})
+        self.tensors = self._copied() if tensors is None else tensors
 
     def train(self, asked: Asked, server_round: int) -> dict[int, float]:
         each = asked.items()

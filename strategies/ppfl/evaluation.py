@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,18 +27,6 @@ if TYPE_CHECKING:
     from flower_graph.strategies.ppfl.config import PPFLConfig
 
 NOBODY = -1  # class and fold of a node that is not evaluated
-
-
-class Folds(NamedTuple):
-    """A cross-validated classifier's prediction for each node, by the fold without the node."""
-
-    predicted: NDArray[np.int64]  # [n]
-    fold: NDArray[np.int64]  # [n]
-
-    def score(self, y: NDArray[np.integer]) -> float:
-        """Return the mean of the folds' micro-F1, which with one class a node is accuracy."""
-        right = self.predicted == y
-        return float(np.mean([right[self.fold == one].mean() for one in np.unique(self.fold)]))
 
 
 def judge_embeddings(
@@ -78,14 +67,18 @@ def judge_embeddings(
         fewer labelled nodes than there are folds, or there is one class or none.
     """
     z, y = np.asarray(z), np.asarray(y)
-    labelled = y >= 0
-    return cross_validated(z[labelled], y[labelled], folds, seed, classifier).score(y[labelled])
+    z, y = z[y >= 0], y[y >= 0]
+    predicted, fold = cross_validated(z, y, folds, seed, classifier)
+    return float(np.mean([np.mean((predicted == y)[fold == one]) for one in range(folds)]))
 
 
 def cross_validated(
     z: NDArray[np.floating], y: NDArray[np.integer], folds: int, seed: int, classifier: str
-) -> Folds:
-    """Classify each labelled node by the others; arguments as of ``judge_embeddings``."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Classify each labelled node by the folds without it; return classes and folds.
+
+    Arguments are as of ``judge_embeddings``.
+    """
     if problem := _problem(y, folds):
         raise ValueError(problem)
     from sklearn.exceptions import ConvergenceWarning
@@ -104,7 +97,7 @@ def cross_validated(
         # +1 to +1.5 points (DeepWalk, Cora) or -1.4 to -1.9 (GAT, CiteSeer).
         warnings.simplefilter("ignore", ConvergenceWarning)
         model = untrained(classifier, seed)
-        return Folds(cross_val_predict(model, z.astype(np.float64), y, cv=parts), fold)
+        return cross_val_predict(model, z.astype(np.float64), y, cv=parts), fold
 
 
 def _problem(y: NDArray[np.integer], folds: int) -> str:
@@ -144,60 +137,64 @@ class GraphJudge:
         classes: Sequence[str] | None = None,
         num_classes: int = 0,
     ) -> None:
-        self._settings, self._client, self._seed = config.judge, graph.client, config.seed
-        self.labels: NDArray[np.int64] = graph.y.numpy()
-        self.num_classes = num_classes or 1 + int(self.labels.max())
-        self.roles = role_of(graph.train_mask, graph.val_mask, graph.test_mask)
-        self.named = graph.nodes.numpy() if graph.called is None else np.array(graph.called)
-        self.classes = None if classes is None else tuple(classes)
-        judged = {
-            role: (self.roles == NODE_ROLES.index(role)) & (self.labels >= 0) for role in JUDGED
-        }
-        self._judged = {role: chosen for role, chosen in judged.items() if chosen.any()}
+        self._settings, self._seed, n = config.judge, config.seed, graph.y.numel()
+        self.num_classes = num_classes or 1 + int(graph.y.max())
+        self._nodes = Predictions(
+            np.full(n, graph.client),
+            graph.nodes.numpy() if graph.called is None else np.array(graph.called),
+            np.full(n, NOBODY),
+            np.full(n, np.nan, np.float32),  # an SVC has none
+            role_of(graph.train_mask, graph.val_mask, graph.test_mask),
+            np.maximum(graph.y.numpy(), NOBODY),
+            None if classes is None else tuple(classes),
+            np.full(n, NOBODY),
+        )
+
+    @property
+    def named(self) -> NDArray[Any]:
+        """The nodes' names, or numbers, ``[n]``."""
+        return self._nodes.node
 
     def __call__(
         self, embeddings: NDArray[np.float32], server_round: int, is_last: bool
     ) -> dict[str, float]:
         """Measure in the rounds that ``judge.every`` names, and in the last."""
         is_due = is_last or server_round % self._settings.every == 0
-        names = (SVC, MLP) if is_last and self._settings.mlp else (SVC,)
-        result, said = dict[str, float](), np.full(len(self.labels), NOBODY)
-        for name in names if is_due else ():
-            for role, found in self.classify(embeddings, name).items():
-                chosen = self._judged[role]
-                score = found.score(self.labels[chosen])
-                result[f"{name}-{role}"] = score
-                result.setdefault(role, score)
-                if name == SVC:
-                    said[chosen] = found.predicted
-        rows = [np.flatnonzero((self.roles == role) & (said >= 0)) for role in range(1, 4)]
-        pair = torch.from_numpy(said), torch.from_numpy(self.labels)
-        self.counts = Counts(confusion_of(*pair, [*map(torch.from_numpy, rows)], self.num_classes))
+        names = [SVC] * is_due + [MLP] * (is_last and self._settings.mlp)
+        said = {name: self.classify(embeddings, name) for name in names}
+        result = {
+            f"{name}-{role}": part.accuracy()
+            for name, one in said.items()
+            for role in JUDGED
+            if (part := one.of_role(role)).node.size
+        }
+        result |= {role: result[key] for role in JUDGED if (key := f"{SVC}-{role}") in result}
+        found = said.get(SVC, self._nodes)
+        every = [np.flatnonzero((found.role == r) & (found.predicted >= 0)) for r in range(1, 4)]
+        parts = found.predicted, found.label, *every
+        predicted, label, *rows = map(torch.from_numpy, parts)
+        self.counts = Counts(confusion_of(predicted, label, rows, self.num_classes))
         return result
 
-    def classify(self, embeddings: NDArray[np.float32], classifier: str = SVC) -> dict[str, Folds]:
+    def classify(self, embeddings: NDArray[np.float32], classifier: str = SVC) -> Predictions:
         """Classify, by role, each judged node by the others of its role."""
-        result = {}
-        for role, chosen in self._judged.items():
-            seed = derive_seed(self._seed, "folds", self._client, role) % 2**32
-            given = embeddings[chosen], self.labels[chosen], self._settings.folds
-            result[role] = cross_validated(*given, seed, classifier)
-        return result
+        nodes, (predicted, fold) = self._nodes, np.full((2, len(embeddings)), NOBODY)
+        for role in JUDGED:
+            chosen = (nodes.role == NODE_ROLES.index(role)) & nodes.known
+            if chosen.any():
+                seed = derive_seed(self._seed, "folds", int(nodes.client[0]), role) % 2**32
+                given = embeddings[chosen], nodes.label[chosen], self._settings.folds
+                predicted[chosen], fold[chosen] = cross_validated(*given, seed, classifier)
+        return replace(nodes, predicted=predicted, fold=fold)
 
     def predict(self, embeddings: NDArray[np.float32], logits: Tensor | None) -> Predictions:
         """Return the SVC's predictions, and for other nodes a model's own, if it has any."""
-        n = len(self.labels)
-        predicted, fold = np.full(n, NOBODY), np.full(n, NOBODY)
-        for role, found in self.classify(embeddings).items():
-            predicted[self._judged[role]], fold[self._judged[role]] = found
-        probability = np.full(n, np.nan, np.float32)  # an SVC has none
+        said = self.classify(embeddings)
         if logits is not None:
-            share, itself = logits.cpu().softmax(1).numpy(), predicted < 0
-            predicted = np.where(itself, share.argmax(1), predicted)
-            probability[itself] = share.max(1)[itself]
-        client, labels = np.full(n, self._client), np.maximum(self.labels, -1)
-        of_nodes = self.named, predicted, probability, self.roles, labels
-        return Predictions(client, *of_nodes, self.classes, fold).rows(predicted >= 0)
+            share, itself = logits.cpu().softmax(1).numpy(), said.predicted < 0
+            said.predicted[itself] = share.argmax(1)[itself]
+            said.probability = np.where(itself, share.max(1), said.probability)
+        return said.rows(said.predicted >= 0)
 
 
 def check_labels(graphs: Sequence[ClientGraph], folds: int) -> None:

@@ -340,8 +340,9 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         run, saved = self.session.run, {n: one.not_saved for n, one in self.answers.items()}
-        order = {keys.CHECKPOINT: True, keys.RUN_TOKEN: run, keys.SERVER_ROUND: server_round}
-        content = RecordDict({keys.CONFIG: ConfigRecord({**order})})
+        order = ConfigRecord({keys.CHECKPOINT: True, keys.RUN_TOKEN: run})
+        order[keys.SERVER_ROUND] = server_round
+        content = RecordDict({keys.CONFIG: order})
         return self.session.have_saved(server_round, content, saved, "query")
 
     def fixed_settings(self) -> dict[str, object]:

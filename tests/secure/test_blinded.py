@@ -199,19 +199,3 @@ def test_pads_are_shake_of_the_context_and_the_key_wherever_the_holder_is() -> N
     assert np.array_equal(common, both.group_pad(RUN, 5, 9))
     for other in (one.group_pad(b"other", 5, 9), one.group_pad(RUN, 6, 9), both.pads(RUN, 5, 9)[1]):
         assert not (other == common).any()
-
-
-def test_a_sum_under_pads_comes_out_exactly() -> None:
-    """How pads are used, and that below the guard bits there is nothing but the group's pad."""
-    table, holders, guard = two_clients(), 2, 2
-    contributors = 4
-    values = np.array([[5, 2**40], [7, 1]], np.uint64)  # one row for each holder of slot 1
-    pad, group = table.pads(RUN, 1, 2)[1], table.group_pad(RUN, 1, 2)
-    sent = [((value + pad) << np.uint64(guard)) + group for value in values]
-    sent += [group] * (contributors - holders)
-    total = np.sum(sent, axis=0, dtype=np.uint64)
-    low = np.uint64((1 << guard) - 1)
-    assert not (total & low).any()  # 4 · group: whatever the holders' number, even or odd
-    padded = (total - np.uint64(contributors) * group) >> np.uint64(guard)
-    ring = np.uint64(2 ** (64 - guard) - 1)
-    assert ((padded - np.uint64(holders) * pad) & ring).tolist() == [12, 2**40 + 1]

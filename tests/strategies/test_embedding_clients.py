@@ -1,6 +1,5 @@
 """PPFL-GNN's clients: what cannot be one, and what those of a SuperNode answer, keep and save."""
 
-import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +18,6 @@ from flower_graph.strategies.ppfl.cohort_client import (
     public_rows,
 )
 from flower_graph.strategies.ppfl.messages import (
-    UNUSABLE,
     FloatArray,
     PublicReply,
     PublicRequest,
@@ -80,15 +78,6 @@ def test_public_ids_and_rows_by_id() -> None:
     for members in ([], [client, client]):
         with pytest.raises(ValueError, match="members"):
             PublicNodeClient(context(), members)
-
-
-def test_a_client_whose_embeddings_are_not_finite_is_left_out_and_not_judged() -> None:
-    good, bad = toy_members(2)
-    bad = replace(bad, build=partial(ToyModel, np.full((6, 3), np.nan, np.float32)))
-    reply = ask(PublicNodeClient(context(), [good, bad]), 1)
-    assert [rows is None for rows in reply.embeddings] == [False, True]
-    assert reply.left_out == {1: UNUSABLE}
-    assert (reply.judged["val"][0], math.isnan(reply.judged["val"][1])) == (1 / 8, True)
 
 
 def test_a_model_that_embeds_in_another_shape_is_refused() -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from flower_graph.data.graph import ClientGraph as Client
 from flower_graph.strategies.ppfl.config import GATConfig, ModelConfig, PPFLConfig
-from flower_graph.strategies.ppfl.modules import GATCohort, PublicGAT
+from flower_graph.strategies.ppfl.modules import PublicGAT
 
 N, F, D, C = 12, 9, 6, 3
 ROWS = np.array([1, 4, 5, 11])
@@ -78,21 +78,6 @@ def test_same_seed_same_bits_and_others_differ():
     other_client = dataclasses.replace(graph, client=3)
     for other in (trained(graph, seed=8), trained(graph, server_round=2), trained(other_client)):
         assert np.abs(other - one).max() > 1e-4
-
-
-def test_clients_that_train_as_a_group_are_as_alone():
-    graphs = [make_client(seed, client, N + seed) for seed, client in enumerate((5, 2, 9))]
-    asked = {5: (ROWS, make_targets()), 9: (ROWS[:2], None)}
-    group, alone = GATCohort(graphs, SETTINGS, C), [model_of(graph) for graph in graphs]
-    for number in (1, 2):
-        losses = group.train(asked, number)
-        for model in (alone[0], alone[2]):
-            (client,) = model.clients
-            wanted = model.learn(*asked[client], number)
-            assert losses[client] == pytest.approx(wanted, abs=1e-5)
-    found = group.outputs(group.clients)
-    for model in alone:  # client 2 has not trained
-        np.testing.assert_allclose(found[model.clients[0]][0], model.embed(), atol=1e-5)
 
 
 def test_features_that_a_client_never_sees_change_nothing():

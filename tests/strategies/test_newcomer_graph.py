@@ -1,6 +1,5 @@
 """A graph that comes later: turned into a space that is there, trained beside it, classified."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,12 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from flower_graph.apps.cli.main import main
 from flower_graph.data.description import NewGraph
-from flower_graph.data.new_graph import read_new_graph
 from flower_graph.errors import DataError, OutputError
 from flower_graph.method.load import load_config
-from flower_graph.method.run import load_run
 from flower_graph.outputs.files import Embeddings, Predictions
 from flower_graph.strategies.ppfl.newcomer import (
     Floats,
@@ -149,33 +145,3 @@ def test_what_cannot_join_is_refused(
     config = load_config("ppfl/cora-linqs-deepwalk", [*DEEPWALK, "rounds=1", *settings])
     with pytest.raises((DataError, OutputError), match=message):
         join_graph(run_of(config, **run), new_graph_of(**graph))
-
-
-OWN = ["partition.clients=3", "partition.ratios=[0.2,0.4,0.4]", "model.dimension=4"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["gat", "deepwalk"])
-def test_the_command_puts_a_new_file_beside_a_run(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    y, edges = communities(0, 240)
-    whole: dict[str, Any] = {"x": torch.eye(240)[:, :60] + torch.eye(3)[y].repeat(1, 20)}
-    whole |= {"y": y, "edge_index": edges, "names": [f"p{number}" for number in range(240)]}
-    torch.save(whole, tmp_path / "all.pt")
-    settings = [f"data.name={tmp_path / 'all.pt'}", f"model.name={model}", *OWN, "rounds=2"]
-    out, table = tmp_path / "run", tmp_path / "new.csv"
-    words = ["run", "ppfl/own-graph", *settings, "judge.mlp=false", "--out", str(out), "--quiet"]
-    assert main(words) == 0
-    run, new = load_run(out), tmp_path / "new.pt"
-    if model == "deepwalk":
-        with pytest.raises(OutputError, match="embeddings"):
-            run.model(1)
-    torch.save(whole | {"y": torch.where(torch.arange(240) < 120, y, -1)}, new)
-    words = ["predict", str(out), "--client", "1", "--data", str(new), "--out"]
-    assert main([*words, str(table)]) == 0 and table.read_text().count("\n") == 241
-    beside = join_graph(run, read_new_graph(new, run.data), 1)
-    assert beside.joined.common == round(0.8 * int(run.embeddings(1).public.sum()))
-    torch.save({name: value for name, value in whole.items() if name != "names"}, new)
-    assert main([*words, str(tmp_path / "no.csv")]) != 0 and "n_id" in capsys.readouterr().err
-    assert not (tmp_path / "no.csv").exists()

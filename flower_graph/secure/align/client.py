@@ -126,7 +126,8 @@ class AlignmentClient(AnyAlignmentClient):
 
     def _start(self, epoch: int) -> None:
         """Begin an epoch, in which nothing of an earlier one is of use."""
-        self._epoch, self._table, n = epoch, None, len(self._distinct)
+        self._epoch, n = epoch, len(self._distinct)
+        self._table: SlotTable | None = None
         # Which identities each client's block has, and its size
         self._dealt, self._sizes = dict[int, list[int]](), dict[int, int]()
         self._blocks = dict[int, ids.Bytes2D]()  # that were sent, where answers are proved
