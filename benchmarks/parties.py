@@ -17,6 +17,7 @@ from flower_graph.secure.parties.registry import RegisteredParty, Registry
 from flower_graph.secure.ring import RingArray
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import EpochRequest, RevealReply, RevealRequest, SumTerms
+from flower_graph.secure.sum.round import SumRound
 from flower_graph.secure.sum.server import PartySums, SumServer
 
 RUN = b"1"  # Flower's number of the run
@@ -48,6 +49,7 @@ class World:
         self, server: Any, hosts: Mapping[int, SumClient], words: RingArray, terms: SumTerms
     ) -> None:
         self.server, self.hosts, self.words, self.terms = server, dict(hosts), words, terms
+        self.rounds: dict[int, SumRound] = {}
 
     @classmethod
     def trusting(
@@ -122,13 +124,15 @@ class World:
         self, stage: str, number: int, clients: Iterable[int] | None = None
     ) -> dict[int, Any]:
         """Return the server's requests of a stage."""
-        server, word = self.server, self.words.dtype.itemsize * 8
         if stage == "prepare":
-            return dict(server.open_round(number, server.clients if clients is None else clients))
+            server = self.server
+            asked = server.clients if clients is None else clients
+            self.rounds[number] = server.open_round(number, asked)
+            return dict(self.rounds[number].prepare_requests())
+        one, word = self.rounds[number], self.words.dtype.itemsize * 8
         if stage == "mask":
-            return dict(server.mask_requests(number, self.words.shape[1], word, self.terms))
-        ask = server.list_requests if stage == "sign" else server.unmask_requests
-        return dict(ask(number))
+            return dict(one.mask_requests(self.words.shape[1], word, self.terms))
+        return dict(one.list_requests() if stage == "sign" else one.unmask_requests())
 
     def answer(self, stage: str, node: int, request: Any) -> Any:
         """Return a SuperNode's reply to a request, None if it has none."""
@@ -140,8 +144,9 @@ class World:
 
     def masked(self, host: SumClient, request: Any, present: Sequence[int]) -> Any:
         """Mask the sum of the vectors of some clients."""
-        came, state = host.receive(request, self.terms.ring), [os.urandom(STATE_BYTES)]
-        return host.mask(came, present, self.total(present), self.terms, state)
+        host.receive(request, self.terms.ring)
+        state = [os.urandom(STATE_BYTES)]
+        return host.mask(request, present, self.total(present), self.terms, state)
 
     def total(self, present: Sequence[int]) -> RingArray:
         """Return the sum of the vectors of some clients."""

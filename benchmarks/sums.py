@@ -59,8 +59,9 @@ class Counted(World):
         reply = super().answer(stage, node, request)
         if node == self.first:
             self.up, self.down = self.up + _size(reply), self.down + _size(request)
-            if stage == "prepare":
-                self.partners, self.threshold = request.partners.size, request.threshold
+            kept = self.hosts[node]._rounds.get(request.server_round)
+            if kept is not None:
+                self.partners, self.threshold = kept.partners.size, kept.threshold
         return reply
 
 
@@ -89,10 +90,10 @@ def play(
         for node, request in timed(1, world.requests, stage, number).items():
             reply = timed(0, world.answer, stage, node, request)
             if node not in lost.get(stage, ()):
-                timed(1, world.server.take, node, reply)
+                timed(1, world.rounds[number].take, node, reply)
             elif stage in ("prepare", "mask"):
                 gone |= set(world.hosts[node].clients)
-    result = timed(1, world.server.result, number)
+    result = timed(1, world.rounds[number].result)
     if isinstance(result, Skipped):
         raise RuntimeError(str(result.reason))
     expected = sorted(everyone - gone)

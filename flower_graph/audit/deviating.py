@@ -7,7 +7,7 @@ which its client committed.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,10 @@ from flower_graph.secure.sum.messages import (
 )
 from flower_graph.secure.sum.round import StageReply, SumRound
 from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import split_rows
 
+M = TypeVar("M", bound=Message)
 NOTES = (
     "*Deviating server*: the same run with a server that lies to its clients, each time in one "
     "way; nobody colludes. What of it succeeds, succeeds in the setting that was run: the "
@@ -67,15 +69,13 @@ class Opened:
     round: SumRound
     shares: dict[tuple[int, int], dict[int, bytes]] = field(default_factory=dict)
 
-    def take(self, reply: UnmaskReply) -> None:
-        """Record the secrets that a SuperNode's clients reveal, as they were asked."""
-        local = self.round
-        rows = np.searchsorted(local.parties, reply.clients)
-        index, column = np.nonzero(reply.kinds)
-        dealers = local.partners[rows[index], column].tolist()
-        places = (local.partners.shape[1] - column).tolist()  # as their dealer numbers them, from 1
-        kinds = reply.kinds[index, column].tolist()
-        for dealer, number, kind, share in zip(dealers, places, kinds, reply.shares, strict=True):
+    def take(self, node: int, reply: UnmaskReply) -> None:
+        """Record the secrets that a SuperNode reveals, as it was asked."""
+        partners = self.round.partners[self.round._rows[node]]
+        column = np.flatnonzero(reply.kinds)
+        dealers, numbers = partners[column], partners.size - column  # as dealers number holders
+        rows = zip(dealers.tolist(), reply.kinds[column].tolist(), numbers.tolist(), strict=True)
+        for (dealer, kind, number), share in zip(rows, reply.shares, strict=True):
             self.shares.setdefault((dealer, kind), {})[number] = share.tobytes()
 
     def secret(self, row: int, kind: int) -> bytes | None:
@@ -94,21 +94,20 @@ class Opened:
 # Of a strategy: the run's id, with which identities are hashed, and the alignment's server
 Parts = Callable[[object], tuple[bytes, Any]]
 ServerOf = Callable[[Any], Any]  # of a strategy, the server of its sums
-# What a server tells the holders: of a round the kinds for one SuperNode's rows, [p, k]
-Story = Callable[[SumRound, NDArray[np.int64]], NDArray[np.uint8]]
+# What a server tells a holder, by its row: of a round the kinds for its partners, [k]
+Story = Callable[[SumRound, int], NDArray[np.uint8]]
 
 
-def only_one_survived(local: SumRound, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+def only_one_survived(local: SumRound, row: int) -> NDArray[np.uint8]:
     """Tell that all but one client vanished."""
     victim = np.flatnonzero(local.contributed)[0]
-    return np.where(local.partners[rows] == victim, SEED, MASK_KEY).astype(np.uint8)
+    return np.where(local.partners[row] == victim, SEED, MASK_KEY).astype(np.uint8)
 
 
-def two_stories(local: SumRound, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+def two_stories(local: SumRound, row: int) -> NDArray[np.uint8]:
     """Tell one half of each client's partners that it survived, the other that it vanished."""
     k = local.partners.shape[1]
-    first = np.arange(k) < (k + 1) // 2
-    return np.broadcast_to(np.where(first, SEED, MASK_KEY), (len(rows), k)).astype(np.uint8)
+    return np.where(np.arange(k) < (k + 1) // 2, SEED, MASK_KEY).astype(np.uint8)
 
 
 class SumDeviation(Deviation):
@@ -119,65 +118,78 @@ class SumDeviation(Deviation):
     ) -> None:
         self.name = f"deviating server: {what}: vectors opened"
         self.server_of, self.story, self.threshold = server_of, story, threshold
-        self.rounds: dict[int, Opened] = {}
+        self.rounds: list[Opened] = []
         self.clients = 0
 
     def patch(self, strategy: object) -> None:
         server = self.server_of(strategy)
-        opens, lists, takes = server.open_round, server.list_requests, server.take
-        unmasks = server.unmask_requests
+        opens = server.open_round
 
-        def open_round(number: int, *who: object) -> dict[int, PrepareRequest]:
-            requests: dict[int, PrepareRequest] = opens(number, *who)
-            if (local := server._rounds.get(number)) is None:
-                return requests
+        def open_round(number: int, clients: Iterable[int]) -> SumRound:
+            local: SumRound = opens(number, clients)
             self.clients = max(self.clients, len(local.parties))
+            self._patch(local)
+            return local
+
+        server.open_round = open_round
+
+    def _patch(self, local: SumRound) -> None:
+        prepares, lists, unmasks = (
+            local.prepare_requests,
+            local.list_requests,
+            local.unmask_requests,
+        )
+        takes, opened = local.take, Opened(local)
+
+        def prepare_requests() -> dict[int, PrepareRequest]:
             if self.threshold is None:
-                return requests
+                return prepares()
             local.threshold, local.minimum = self.threshold, 2  # the server itself believes it
-            self.told += len(requests)
-            lie: dict[str, Any] = {"threshold": self.threshold, "minimum": 2}
-            return {node: replace(request, **lie) for node, request in requests.items()}
+            return self._told(prepares())
 
-        def list_requests(number: int) -> dict[int, ListRequest]:
-            requests: dict[int, ListRequest] = lists(number)
-            if self.story is not only_one_survived or not requests:
-                return requests
-            sent = server._rounds[number].contributed
-            listed = np.zeros_like(sent)
-            listed[np.flatnonzero(sent)[:1]] = True
-            self.told += len(requests)
-            return {node: replace(one, listed=listed) for node, one in requests.items()}
+        def list_requests() -> dict[int, ListRequest]:
+            return self._told(
+                {node: self._listed(local, node, one) for node, one in lists().items()}
+            )
 
-        def unmask_requests(number: int) -> dict[int, UnmaskRequest]:
-            truth, local = unmasks(number), server._rounds.get(number)
-            if local is None or not (truth or local.signed.any()):
+        def unmask_requests() -> dict[int, UnmaskRequest]:
+            if not unmasks() and not local.signed.any():
                 return {}
-            self.rounds[number] = Opened(local)
-            sent = {node: row for node, row in local._rows.items() if local.contributed[row]}
-            self.told += len(sent)
-            return {node: self._lie(local, row) for node, row in sent.items()}
+            self.rounds.append(opened)
+            sent = [node for node, row in local._rows.items() if local.contributed[row]]
+            return self._told({node: self._asked(local, node) for node in sent})
 
         def take(node: int, reply: StageReply) -> None:
-            if isinstance(reply, UnmaskReply) and reply.server_round in self.rounds:
-                self.rounds[reply.server_round].take(reply)
+            if isinstance(reply, UnmaskReply):
+                opened.take(node, reply)
             takes(node, reply)
 
-        server.open_round, server.list_requests = open_round, list_requests
-        server.unmask_requests, server.take = unmask_requests, take
+        lies = prepare_requests, list_requests, unmask_requests, take
+        vars(local).update({lie.__name__: lie for lie in lies})
 
-    def _lie(self, local: SumRound, row: int) -> UnmaskRequest:
+    def _told(self, requests: dict[int, M]) -> dict[int, M]:
+        self.told += len(requests)
+        return requests
+
+    def _listed(self, local: SumRound, node: int, request: ListRequest) -> ListRequest:
+        """Have a party sign the list that its story has."""
+        listed, row = request.listed.copy(), local._rows[node]
+        listed[local.partners[row]] = self.story(local, row) == SEED
+        return replace(request, listed=listed)
+
+    def _asked(self, local: SumRound, node: int) -> UnmaskRequest:
         """Ask a SuperNode for what the story needs, with all signatures that there are."""
-        rows, count = np.array([row]), local._count(local.contributed)
-        told = local.run_id, local.number, count, local.parties[rows], self.story(local, rows)
+        about, row = (local.run_id, local.number), local._rows[node]
         if not local.signed.any():
-            return UnmaskRequest(*told)
-        columns: NDArray[np.int64] = np.flatnonzero(local.signed[local.partners[row]])
-        return UnmaskRequest(*told, columns, local.lists[local.partners[row, columns]])
+            count = local._count(local.contributed)
+            return UnmaskRequest(*about, count, self.story(local, row))
+        columns = np.flatnonzero(local.signed[local.partners[row]])
+        signatures = local.lists[local.partners[row, columns]]
+        return UnmaskRequest(*about, columns=columns, signatures=signatures)
 
     def finding(self) -> Finding:
         right = list[bool]()
-        for opened in self.rounds.values():
+        for opened in self.rounds:
             sent = np.flatnonzero(opened.round.contributed).tolist()
             targets = sent[:1] if self.story is only_one_survived else sent  # that it is to open
             right += map(opened.is_open, targets)

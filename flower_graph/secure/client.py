@@ -68,7 +68,8 @@ class MaskingClient(NumPyClient):
         # state: what the vectors were made of, if not the vectors: it enters one sum
         # pad: words that each client adds, so that the server cannot read the sum either
         request, ring, host = MaskRequest.from_config(config), RING.from_config(config), self.keys()
-        came, clients = host.receive(request, ring), request.clients.tolist()
+        host.receive(request, ring)
+        clients = request.clients.tolist()
         total, left_out = np.zeros(request.length, ring.dtype), dict[int, str]()
         for client in clients:
             vector = vectors.get(client)
@@ -90,7 +91,7 @@ class MaskingClient(NumPyClient):
             total += pad.astype(ring.dtype) * ring.dtype.type(len(present))
         terms = SumTerms(purpose, ring, detail, padded=pad is not None)
         made_of = [vectors[client] for client in sorted(vectors)] if state is None else state
-        reply = host.mask(came, present, total, terms, made_of)
+        reply = host.mask(request, present, total, terms, made_of)
         reply.left_out = left_out
         self._keep(host)
         return reply, reply.to_config() | {ARRAY_NAMES: [f"{ARRAYS}/{MASKED_SUM}"]}

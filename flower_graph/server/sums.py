@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -22,6 +22,7 @@ from flower_graph.secure.sum.messages import (
     RING,
     SECURE_SUM,
     KeyReply,
+    ListReply,
     MaskedReply,
     MaskRequest,
     PrepareReply,
@@ -31,8 +32,8 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
     sum_bytes,
 )
-from flower_graph.secure.sum.round import Cause, Reason, Skipped, SumResult
-from flower_graph.secure.sum.server import Send, SumServer
+from flower_graph.secure.sum.round import Cause, Reason, Skipped, SumResult, SumRound
+from flower_graph.secure.sum.server import SumServer
 from flower_graph.server.membership import Membership
 from flower_graph.wire.arrays import Config, Scalar, read_array
 from flower_graph.wire.client_errors import Kind
@@ -40,10 +41,13 @@ from flower_graph.wire.codec import Message
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
 from flower_graph.wire.fields import Resume, read_handled
 from flower_graph.wire.keys import ARRAYS, CONFIG, MASKED_SUM, METRICS
-from flower_graph.wire.ledger import reply_bytes
+from flower_graph.wire.ledger import reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+# As ``Session.send``. Any: what is read of a reply
+Send = Callable[..., Replies[Any]]
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,8 @@ class SecureSum:
         send = exchange if callable(exchange) else partial(exchange.send, timeout=timeout)
         self._send: Send = send
         self.number = self.first - 1  # of the newest sum
-        self._unmasked = self.number  # of the sum that was unmasked last
+        self.round: SumRound  # of it, from when it is made ready
+        self._done: SumRound  # that was unmasked last
         self._length = 0  # numbers of a vector in the newest sum
         self.clients: list[int] = []  # that it was made ready for; none if none is ready
         self._limit = limit
@@ -269,7 +274,7 @@ class SecureSum:
         shape = (self._length,)
         total = read_array(content, record, array, shape, limit=None, must_be_finite=False)
         reply = MaskedReply.read(content, total=total)
-        self.server.take(node, reply)
+        self.round.take(node, reply)
         return list(reply.clients.tolist())
 
     def close(self, server_round: int) -> Summed | Skipped:
@@ -309,7 +314,7 @@ class SecureSum:
 
     def begin(self, server_round: int, nodes: Collection[int]) -> bool:
         """Have clients agree on the members, if need be; return whether they began anew."""
-        begun = self.server.begin(server_round, self._ask, nodes, self._limit)
+        begun = self.server.begin(server_round, self.tell, nodes, self._limit)
         # Parties without a binding for the next epoch are asked again.
         for node in self.members.clients.keys() - self.server.homes.values():
             self.members.forget(node)
@@ -328,7 +333,7 @@ class SecureSum:
     def masks(self, length: int, word: int, terms: SumTerms) -> dict[int, MaskRequest]:
         """Ask for masked vectors: of each SuperNode the clients that may contribute."""
         self._length = length
-        return self.server.mask_requests(self.number, length, word, terms)
+        return self.round.mask_requests(length, word, terms)
 
     def reveal(self, server_round: int, following: Iterable[int] | None) -> list[Rejected]:
         """Ask for the shares of the newest sum and prepare the next, in one exchange.
@@ -336,34 +341,35 @@ class SecureSum:
         ``following`` are the clients of the next sum; None: no next sum yet. Returns the SuperNodes
         without a usable answer.
         """
-        self._unmasked = self.number
-        self.server.sign(self.number, server_round, self._ask)
-        unmask = self.server.unmask_requests(self.number)
-        return self._unmask_and_prepare(
-            server_round, None if following is None else list(following), unmask
-        )
+        done = self._done = self.round
+        # Parties that do not trust the server settle and sign the list of members
+        self.tell(server_round, "sum_list", done.list_requests(), ListReply, done.take)
+        return self._unmask_and_prepare(server_round, following, done.unmask_requests())
 
     def result(self) -> SumResult | Skipped:
-        return self.server.result(self._unmasked)
+        return self._done.result()
 
     def _unmask_and_prepare(
         self,
         server_round: int,
-        following: list[int] | None,
+        following: Iterable[int] | None,
         unmask: Mapping[int, UnmaskRequest],
     ) -> list[Rejected]:
-        prepare: dict[int, PrepareRequest] = {}
-        self.clients = following or []
+        prepare = dict[int, PrepareRequest]()
+        self.clients = list(following or ())
         if following is not None:
             self.number += 1
-            self.ring = self.ring_for(max(1, len(following)))
-            prepare = self.server.open_round(self.number, following)
+            self.ring = self.ring_for(max(1, len(self.clients)))
+            self.round = self.server.open_round(self.number, self.clients)
+            prepare = self.round.prepare_requests()
+        shared = self._done.partners.shape[1] if unmask else 0
+        prepared = self.round.partners.shape[1] if prepare else 0
 
         def read(node: int, content: RecordDict) -> None:
             if node in unmask:
-                self.server.take(node, UnmaskReply.read(content))
+                self._done.take(node, UnmaskReply.read(content, k=shared))
             if node in prepare:
-                self.server.take(node, PrepareReply.read(content))
+                self.round.take(node, PrepareReply.read(content, k=prepared))
 
         requests = {
             node: as_record(*(asked[node] for asked in (unmask, prepare) if node in asked))
@@ -371,14 +377,29 @@ class SecureSum:
         }
         if not requests:
             return []
-        replies = self._ask(
-            requests,
-            server_round,
-            read,
-            message_type=self.unmask,
-            max_reply_bytes=sum_bytes(unmask.values(), prepare.values()),
-        )
+        most = sum_bytes(shared, prepared)
+        kind = self.unmask
+        replies = self._ask(requests, server_round, read, message_type=kind, max_reply_bytes=most)
         return replies.rejected
+
+    def tell(
+        self,
+        server_round: int,
+        action: str,
+        requests: Mapping[int, Message],
+        kind: type[M],
+        take: Callable[[int, M], object],
+    ) -> Replies[object]:
+        """Ask SuperNodes for replies of one kind, without vectors; each is taken as it comes."""
+        if not requests:
+            return Replies()
+        return self._ask(
+            {node: request.to_record() for node, request in requests.items()},
+            server_round,
+            lambda node, content: take(node, kind.read(content)),
+            message_type=f"train.{action}",
+            max_reply_bytes=setup_bytes(),
+        )
 
     def _ask(
         self,

@@ -188,7 +188,7 @@ class EgoNetworkClient(MaskingClient):
         """Take the key-holders' answers, add the table of tokens to a masked sum (step 2)."""
         mask, host = MaskRequest.from_config(config), self.keys()
         with self._aligning(host) as aligner:
-            came = host.receive(mask, None)
+            host.receive(mask, None)
             union = aligner.unite(config)
             if self.trust is not None:
                 # Two sums of tables in one alignment, one of them without us, differ by our table.
@@ -196,7 +196,7 @@ class EgoNetworkClient(MaskingClient):
             ready = set(aligner.finished)
             present = [client for client in mask.clients.tolist() if client in ready]
             table = aligner.sketch(union.cells, present)
-            reply = host.mask(came, present, table, union_terms(union.epoch), [table])
+            reply = host.mask(mask, present, table, union_terms(union.epoch), [table])
             self._keep(host)
         return [reply.total], 1, reply.to_config() | {ARRAY_NAMES: [f"{SUMS}/{TOTAL}"]}
 
@@ -290,7 +290,8 @@ class EgoNetworkClient(MaskingClient):
         last, now = (round_terms(one, request.ring, order) for one in (number - 1, number))
         if self.trust is not None:
             check_request(request, aligner)
-        came = host.receive(request.mask, request.ring) if request.mask is not None else None
+        if request.mask is not None:
+            host.receive(request.mask, request.ring)
         table: SlotTable = aligner.slots
         origin = 0 if request.sums is None else request.sums.origin[0]
         layout, pads = Layout(table.num_slots, self.settings.hidden), last.pad_context
@@ -321,11 +322,11 @@ class EgoNetworkClient(MaskingClient):
         if not present:
             raise OutOfRangeError("; ".join(f"client {c}: {w}" for c, w in left_out.items()))
         seconds = trained_at - started, time.perf_counter() - trained_at
-        if came is None:
+        if request.mask is None:
             here = np.array(present, np.int64)
             return EgoReply(number, total, *seconds, not_saved, here, left_out)
         state = [np.array(request.is_last), h.cpu().numpy()]
-        reply = host.mask(came, present, total, now, state)
+        reply = host.mask(request.mask, present, total, now, state)
         self._keep(host)
         reply.left_out.update(left_out)
         return EgoReply(number, reply.total, *seconds, not_saved, masked=reply.to_config())

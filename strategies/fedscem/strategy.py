@@ -230,7 +230,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             check_plain_sum(reply.total, self.layout, reply.clients.size)
         else:
             masked = MaskedReply.from_config(reply.masked, total=reply.total)
-            self.session.sums.server.take(node, masked)
+            self.session.sums.round.take(node, masked)
         return reply
 
     def reply_bytes(self) -> int:

@@ -362,13 +362,13 @@ def invented(what: str, count: int, first: int = 10**6, *, instead: bool = False
     return Mutation("clients", f"{what}, in their own place" if instead else what, apply, count)
 
 
-def accusing(own: int, others: list[int], times: int = 1) -> Mutation:
+def accusing(others: list[int], times: int = 1) -> Mutation:
     """Say of others that their packets do not open."""
-    pairs = np.array([(own, other) for other in others] * times, "<i8").tobytes()
+    named = np.array(others * times, "<i8").tobytes()
 
     def apply(content: RecordDict) -> None:
         config = content["config"]
-        config["mask-refused"] = config["mask-clients"][:0] + pairs  # KeyError where there is none
+        config["mask-refused"] = config["mask-clients"][:0] + named  # KeyError where there is none
 
     return Mutation("config/mask-refused", f"{len(others)} of them, {times} times", apply)
 
@@ -713,8 +713,8 @@ NO_STATE = {
 }
 # Claims that are well-formed and whose proof comes later
 CHEATS = (
-    *("prepare-seed-commitments", "prepare-share-commitments", "prepare-packets"),
-    *("prepare-round-keys", "unmask-shares", "align-points"),
+    *("prepare-seed-commitment", "prepare-share-commitments", "prepare-packets"),
+    *("prepare-round-key", "unmask-shares", "align-points"),
 )
 NUMBERS = (("few", 4, 10**6), ("many", 1000, 10**6), ("17,000", 17_000, 10**6), ("huge", 3, 2**62))
 
@@ -769,8 +769,8 @@ def _claims(method: Method, key: Key) -> Iterator[Campaign]:
     changes += [invented("another's", 1, others[0])]
     changes += [invented("another's", 1, others[0], instead=True)]
     changes += [invented("17,000", 17_000, instead=True)]
-    changes += [accusing(own, others), accusing(own, others[:1]), accusing(own, others, 9000)]
-    changes += [accusing(own, [own, *others], 1), leaving_out(others)]
+    changes += [accusing(others), accusing(others[:1]), accusing(others, 9000)]
+    changes += [accusing([own, *others]), leaving_out(others)]
 
     def withhold(content: RecordDict) -> None:
         config: Any = content["config"]

@@ -19,12 +19,10 @@ from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.channel import new_key
 from flower_graph.secure.parties.proofs import public_of
 from flower_graph.secure.sum.messages import (
-    MASK_KEY,
     EpochRequest,
     KeyRequest,
     ListRequest,
     MaskRequest,
-    PrepareRequest,
     RevealRequest,
     UnmaskRequest,
 )
@@ -93,11 +91,10 @@ def own_key(name: str) -> Callable[[Any], Any]:
     return edited(name, lambda rows: np.copyto(rows[0], np.frombuffer(new_key()[1], np.uint8)))
 
 
-fewer = edited("ready", lambda ready: np.put(ready, np.flatnonzero(ready)[-1], False))
+fewer = edited("live", lambda live: np.put(live, np.flatnonzero(live)[-1], False))
 # Two at opposite places of the circle have vanished, or all but one
 halves = edited("listed", lambda listed: np.put(listed, [0, listed.size // 2], False))
 alone = edited("listed", lambda listed: np.put(listed, np.flatnonzero(listed)[1:], False))
-mask_keys = edited("kinds", lambda kinds: kinds.fill(MASK_KEY))
 unsigned = edited("signatures", lambda rows: rows.fill(0))
 
 
@@ -141,30 +138,19 @@ SUMS = (
         "committed to another seed"),
     Lie("a channel key of its own", "epoch-run", changed(EpochRequest, own_key("channel_keys")),
         "binding is not signed"),
-    Lie("threshold lowered", "prepare-run",
-        changed(PrepareRequest, lambda m: replace(m, threshold=1), alone=True), "threshold 1"),
-    Lie("fewer in a sum", "prepare-run",
-        changed(PrepareRequest, lambda m: replace(m, minimum=m.minimum - 1), alone=True),
-        "threshold .* minimum"),
-    Lie("another's channel key", "prepare-run",
-        changed(PrepareRequest, own_key("channel_keys"), alone=True), "not the one that it signed"),
-    Lie("partners chosen", "prepare-run",
-        changed(PrepareRequest, lambda m: replace(m, partners=m.partners[:, ::-1]), alone=True),
-        "not those of the epoch's graph"),
-    Lie("other partners ready", "mask-ready", changed(MaskRequest, fewer),
-        "not those of the list|must"),
+    Lie("other partners ready", "mask-signatures", changed(MaskRequest, fewer),
+        "packets for|not among|must"),
     # It cannot open the packet beside it, and nobody signed it: no mask is made with it
-    Lie("a round key of its own", "mask-ready", changed(MaskRequest, own_key("round_keys")),
+    Lie("a round key of its own", "mask-signatures", changed(MaskRequest, own_key("round_keys")),
         "is not the one it signed"),
     Lie("a contributor left out", "list-run", left_out, "we are not on the list"),
     Lie("partners vanished", "list-run", changed(ListRequest, alone), "parties sent their vectors"),
     Lie("circle cut", "list-run", changed(ListRequest, halves), "parties sent their vectors"),
     Lie("a round of another epoch", "list-run",
         changed(ListRequest, lambda m: replace(m, run_id=bytes(16))), "nothing was sent"),
-    Lie("both secrets", "unmask-run", changed(UnmaskRequest, mask_keys), "do not follow"),
     Lie("lists that differ", "unmask-run", changed(UnmaskRequest, unsigned), TOLD_OTHERWISE),
     Lie("keys of a round again", "prepare-run", as_it_was, "not newer than", again=True),
-    Lie("a vector of a round again", "mask-ready", as_it_was, "not after|masked already",
+    Lie("a vector of a round again", "mask-signatures", as_it_was, "not after|masked already",
         again=True),
 )  # fmt: skip
 
@@ -215,7 +201,7 @@ FEDSCEM = (
     Lie("a semi-honest alignment", "alignment", telling(alignment="psi"), REFUSES),
     Lie("a plain alignment", "alignment", telling(alignment="plain"), "identities are asked for"),
     Lie("plain sums", "mask-round", in_the_clear, "no masks are asked for"),
-    Lie("other clients", "mask-ready", telling(clients=(10**6).to_bytes(8, "little")),
+    Lie("other clients", "mask-signatures", telling(clients=(10**6).to_bytes(8, "little")),
         "clients .1000000. are asked"),
     Lie("to go back", "alignment", telling(**{"resume-round": 1, "resume-attempt": "another"}),
         "loads no checkpoint from before", again=True),
@@ -269,7 +255,7 @@ def no_claims(entries: Entries, _: int) -> dict[str, Any]:
 NOT_ALIKE = "means for some clients and not for others"
 # PPFL-GNN's messages; its clients have a turn a round, and a vector that is masked was theirs
 PPFL = (
-    *(lie for lie in SUMS if lie.at != "mask-ready" or lie.again),
+    *(lie for lie in SUMS if lie.at != "mask-signatures" or lie.again),
     Lie("other places", "slots", rewritten("slots", np.flip), "orders public nodes otherwise"),
     Lie("another's node", "slots",
         rewritten("claim-nodes", lambda nodes: np.roll(nodes, 1)), "is not signed with"),
@@ -299,7 +285,6 @@ class LyingGrid:
     def __init__(self, grid: Any, lies: Sequence[Lie] = SUMS, most: float = math.inf) -> None:
         self.grid, self._left, self._most = grid, list(lies), most
         self.said: dict[str, str | None] = {}
-        self._parties: list[int] = []  # of the epoch
         self._first: dict[tuple[int, str], Message] = {}  # by SuperNode and what is asked
 
     def __getattr__(self, name: str) -> Any:
@@ -311,9 +296,7 @@ class LyingGrid:
         honest = list(messages)
         for one in honest:
             entries = entries_of(one.content)
-            if "reveal-run" in entries:
-                self._parties = RevealRequest.from_config(entries).parties.tolist()
-            for name in {lie.at for lie in self._left if lie.again} | {"prepare-run"}:
+            for name in {lie.at for lie in self._left if lie.again} | {"mask-signatures"}:
                 if name in entries:
                     self._first.setdefault((one.metadata.dst_node_id, name), one)
         self._send([*self._due(honest), *self._repeated(honest)])
@@ -332,12 +315,18 @@ class LyingGrid:
         return found
 
     def _place(self, message: Message) -> int:
-        """Return the place in the epoch of whom a message is for; 0 where there is none yet."""
-        before = self._first.get((message.metadata.dst_node_id, "prepare-run"))
-        if before is None or not self._parties:
-            return 0
-        request = PrepareRequest.from_config(entries_of(before.content))
-        return self._parties.index(int(request.clients[0]))
+        """Return the place in the epoch of whom a message is for; 0 before vectors are asked for.
+
+        Parties are in the order of their clients.
+        """
+        first = {
+            node: min(MaskRequest.from_config(entries_of(one.content)).clients)
+            for (node, name), one in self._first.items()
+            if name == "mask-signatures"
+        }
+        return (
+            sorted(first, key=first.__getitem__).index(message.metadata.dst_node_id) if first else 0
+        )
 
     def _repeated(self, honest: Sequence[Message]) -> list[Told]:
         """Ask once more for what was asked, such as the vector of a round that is under way."""

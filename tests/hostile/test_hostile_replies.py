@@ -167,7 +167,7 @@ def test_a_key_holder_that_is_excluded_has_the_others_aligned_again(
 ) -> None:
     # Client 1, at the hostile SuperNode, holds a share of the key, cheats in a sum and is lost
     monkeypatch.setattr(AlignmentServer, "_draw_holders", lambda _, free, n: sorted(free)[:n])
-    cheats = "train.unmask: config/prepare-seed-commitments: wrong, then lost"
+    cheats = "train.unmask: config/prepare-seed-commitment: wrong, then lost"
     [campaign] = [one for one in campaigns(PSI) if one.name == cheats]
     found = PSI.run(campaign.plan, 5)
     assert found.error is None and 1 in found.excluded

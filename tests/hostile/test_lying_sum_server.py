@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lying_grid import edited, struck
-from sum_helpers import LENGTH, RING, TERMS, PartyWorld, World, wire
+from sum_helpers import LENGTH, RING, TERMS, PartyWorld, World, mask, wire
 from test_summing import gridded, summing
 
 from flower_graph.audit.deviating import Opened
@@ -35,12 +35,10 @@ from flower_graph.secure.sum import server as party_server
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
-    NOTHING,
     SEED,
     ListRequest,
     MaskRequest,
     RevealRequest,
-    UnmaskRequest,
 )
 from flower_graph.secure.sum.round import Skipped, SumRound
 from flower_graph.simulation import InProcessGrid
@@ -127,7 +125,7 @@ def to_lists(world, number=0):
 def test_a_second_list_is_refused(world, put_back, why):
     """The seed of one, by the first list, and its mask key, by the second, open its vector."""
     to_lists(world)
-    party, request = world.hosts[VICTIM], world.server.list_requests(0)[VICTIM]
+    party, request = world.hosts[VICTIM], world.requests("sign", 0)[VICTIM]
     before = party.to_bytes()
     party.sign_list(request)
     for again in (request, struck(5)(request)):
@@ -145,14 +143,14 @@ def test_signatures_of_others_or_other_rounds_do_not_count(world):
     world.mask(1)
     world.sign(1)
     assert (world.server.epoch.partners == old[0]).all()
-    one = world.server._round(1)
-    request = world.server.unmask_requests(1)[VICTIM]
+    one = world.rounds[1]
+    request = world.requests("unmask", 1)[VICTIM]
     for why, change in (
         ("twice", {"columns": np.repeat(request.columns[:1], request.columns.size)}),
         ("0 partners", {"signatures": np.roll(request.signatures, 1, 0)}),
         # Signed, but for another purpose
         ("0 partners", {"signatures": one.keys[world.server.epoch.partners[3][request.columns]]}),
-        ("missing", {"signatures": None}),
+        ("0 partners", {"signatures": request.signatures[:0], "columns": request.columns[:0]}),
     ):
         with pytest.raises(RefusedError, match=why):
             world.hosts[VICTIM].unmask(replace(request, **change))
@@ -202,14 +200,13 @@ def test_nothing_goes_to_a_round_a_second_time_after_a_restored_state(world):
     world.begin()
     world.prepare(0)
     before = world.hosts[VICTIM].to_bytes()
-    requests = world.server.mask_requests(0, LENGTH, 64, TERMS)
+    requests = world.requests("mask", 0)
     party, request = world.hosts[VICTIM], requests[VICTIM]
     given = party.clients, world.words[3], TERMS, [STATE]
-    party.mask(party.receive(request, TERMS.ring), *given)
+    mask(party, request, *given)
     again = type(party).from_bytes(before, party.trust)
-    came = again.receive(request, TERMS.ring)
     with pytest.raises(RefusedError, match="after 0"):
-        again.mask(came, *given)
+        mask(again, request, *given)
 
 
 # Rounds that come again ---------------------------------------------------------------------------
@@ -286,26 +283,26 @@ def test_a_trusted_server_may_name_the_partners_of_one_client_as_vanished(m, cor
     world = World.make(m, corrupt=corrupt)
     world.prepare(0)
     world.mask(0)
-    local = world.server._rounds[0]
+    local = world.rounds[0]
     gone, found = stories(local.partners, local.threshold), Opened(local)
-    for node, request in world.server.unmask_requests(0).items():
-        (client,), partners = request.clients, local.partners[node - 1000]
-        kinds = np.where(np.isin(partners, gone[int(client)]), MASK_KEY, SEED).astype(np.uint8)
-        lie = replace(request, kinds=kinds[None], contributors=m)
-        found.take(world.hosts[node].unmask(wire(lie)))
+    for node, request in world.requests("unmask", 0).items():
+        is_gone = np.isin(local.partners[node - 1000], gone[node - 1000])
+        kinds = np.where(is_gone, MASK_KEY, SEED).astype(np.uint8)
+        lie = replace(request, kinds=kinds, contributors=m)
+        found.take(node, world.hosts[node].unmask(wire(lie)))
     assert found.is_open(PLACE) is opened
 
 
 def test_a_trusted_server_may_hand_out_channel_keys_of_its_own():
     """The victim shares its secrets with the server, in the place of all its partners."""
     world, (own, public) = World.make(10), new_key()
-    request = world.server.open_round(0, range(10))[VICTIM]
+    request = world.requests("prepare", 0)[VICTIM]
     keys = np.broadcast_to(np.frombuffer(public, np.uint8), request.channel_keys.shape)
     victim, run = world.hosts[VICTIM], world.server.run_id
     reply = victim.prepare(wire(replace(request, channel_keys=keys)))
     (secret,) = channel.agree(own, [victim.keys().channel_key.tobytes()])
-    round_key, shares = reply.round_keys[0].tobytes(), []
-    for holder, packet in zip(request.partners[0].tolist(), reply.packets, strict=True):
+    round_key, shares = reply.round_key.tobytes(), []
+    for holder, packet in zip(request.partners.tolist(), reply.packets, strict=True):
         what_for = channel.packet_context(run, 0, PLACE, holder)
         shares.append(channel.unseal(secret, what_for, round_key, packet.tobytes()))
     opened, places = shares[: request.threshold], range(1, request.threshold + 1)
@@ -313,7 +310,7 @@ def test_a_trusted_server_may_hand_out_channel_keys_of_its_own():
         combine_shares(places, [plain[half] for plain in opened])
         for half in (slice(SHARE_BYTES), slice(SHARE_BYTES, None))
     )
-    assert channel.commit_to_seed(run, 0, PLACE, seed) == reply.seed_commitments[0].tobytes()
+    assert channel.commit_to_seed(run, 0, PLACE, seed) == reply.seed_commitment.tobytes()
     assert channel.public_key(mask_key) == round_key
 
 
@@ -334,22 +331,17 @@ def test_two_halves_that_are_told_otherwise_open_nothing(world, monkeypatch, wha
         if isinstance(message, MaskRequest) and gone:
             names = ("round_keys", "packets", "share_commitments", "signatures")
             fewer = {name: getattr(message, name)[told[row]] for name in names}
-            return replace(message, live=told[row], ready=told, **fewer)
+            return replace(message, live=told, **fewer)
         if isinstance(message, ListRequest) and not gone:
             return replace(message, listed=told)
-        if isinstance(message, UnmaskRequest):
-            listed = row % 11 != 0 if gone else told[row]  # else both of them have vanished
-            kinds = np.where(listed, SEED, np.where(told[row] | (not gone), MASK_KEY, NOTHING))
-            count, kinds = 10 if gone else 11, kinds.astype(np.uint8)[None]
-            return replace(message, contributors=count, kinds=kinds)
         return message
 
     world.tamper = tamper
     world.mask(0)
     if gone:
-        world.server._round(0).contributed[[0, 11]] = False
+        world.rounds[0].contributed[[0, 11]] = False
     world.sign(0)
-    requests = world.server.unmask_requests(0)
+    requests = world.requests("unmask", 0)
     assert len(requests) == (10 if gone else 12)
     for node, request in requests.items():
         with pytest.raises(RefusedError, match="something else"):
@@ -374,13 +366,14 @@ def test_packets_of_another_epoch_do_not_open(tmp_path):
     for node, party in world.hosts.items():
         party.begin(asked[of[node]][node])
     assert server.epoch.id != other.epoch.id
-    asked = {one: one.open_round(0, one.clients) for one in (server, other)}
-    one = server._round(0)
+    rounds = {one: one.open_round(0, one.clients) for one in (server, other)}
+    asked = {one: opened.prepare_requests() for one, opened in rounds.items()}
+    one = rounds[server]
     for node, party in world.hosts.items():
         reply = party.prepare(asked[of[node]][node])
         one._verified = lambda row, signature, *_: signature
         one.take(node, replace(reply, run_id=server.epoch.id))
-    request = server.mask_requests(0, LENGTH, 64, TERMS)[1000]
+    request = one.mask_requests(LENGTH, 64, TERMS)[1000]
     with pytest.raises(RefusedError, match=r"party \d+ is not the one it signed"):
         world.hosts[1000].receive(request, TERMS.ring)
 
@@ -484,7 +477,7 @@ def test_a_run_in_which_one_drops_out_goes_on(begun: PartyWorld) -> None:
     assert apart(sets)
     assert [len(one) for one in sets] == [12, 10, 10, 10, 12, 10, 10, 12]
     assert sets[1] | sets[2] == set(range(12)) - {3}  # who is left out takes turns
-    assert sets[1] == sets[3]  # with few sets, as each further one tells more
+    assert sets[3] in sets[1:3]  # with few sets, as each further one tells more
 
 
 def test_where_too_few_would_be_left_the_sum_is_skipped_and_the_log_says_so_before(
@@ -505,7 +498,7 @@ def test_sets_that_are_chosen_pass_the_check_and_are_large(differ_by: int) -> No
     earlier, lost = list[int](), list[int]()
     for number in range(200):
         present = set_of(parties[rng.random(30) < 0.93].tolist())
-        spare = members_of(present)
+        spare = members_of(present)[number % 20 :][: differ_by + 4]
         chosen = choose(present, earlier, differ_by, spare=spare, fewest=20, number=number)
         assert chosen is not None and chosen & ~present == 0
         check_difference(chosen, earlier, differ_by)

@@ -143,8 +143,7 @@ def test_what_may_be_fetched_ends_with_the_message(tmp_path: Path) -> None:
 
 def test_a_sum_of_too_few_clients_is_not_opened() -> None:
     """A minimum that is too low is refused before keys are made, also by a kept state."""
-    request = PrepareRequest(b"run-of-the-sums!", 1, 2, 3, np.array([0]), np.array([[1, 2]]),
-                             np.zeros((2, 32), np.uint8))  # fmt: skip
+    request = PrepareRequest(b"run-of-the-sums!", 1, 2, 3, np.array([1, 2]))
     host = SumClient(request.run_id, [0], least=4)
     for one in (host, SumClient.from_bytes(host.to_bytes(), least=4)):
         with pytest.raises(RefusedError, match="least-clients"):

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sum_helpers import LENGTH, TERMS, World, mask, wire
+from sum_helpers import TERMS, World, mask, wire
 from test_sum_rounds import masked_world, refused, tampering, zeros
 
 from flower_graph.errors import RefusedError
@@ -38,10 +38,9 @@ def accusing(world: World, *, times: int = 1, only: int | None = None) -> None:
             return message
         kept = world.hosts[LIAR]._rounds[message.server_round]
         partners = kept.partners[kept.live]
-        pairs = np.stack([np.zeros_like(partners), partners], 1)
         if only is not None:
-            pairs = pairs[pairs[:, 1] == only]
-        return replace(message, refused=np.repeat(pairs, times, 0))
+            partners = partners[partners == only]
+        return replace(message, refused=np.repeat(partners, times))
 
     world.tamper = tamper
 
@@ -67,18 +66,18 @@ def test_whoever_accuses_twice_or_strangers_is_not_in_the_sum():
     world = World.make(10)
     accusing(world, times=7000)
     world.prepare(0)
-    requests = world.server.mask_requests(0, LENGTH, 64, TERMS)
+    requests = world.requests("mask", 0)
     for node, request in requests.items():
         reply = world.mask_reply(node, request)
         if node != LIAR:
-            world.server.take(node, reply)
+            world.rounds[0].take(node, reply)
             continue
-        refused("open", world.server.take, node, world.send(node, reply))
-        for pair in ([0, 0], [1, 2], [0, 77], [-5, 3]):
-            refused("open", world.server.take, node, replace(reply, refused=np.array([pair])))
+        refused("open", world.rounds[0].take, node, world.send(node, reply))
+        for party in (0, 77, -5):
+            refused("open", world.rounds[0].take, node, replace(reply, refused=np.array([party])))
     world.tamper = lambda node, message: message
     world.unmask(0)
-    world.check(world.server.result(0), range(1, 10))
+    world.check(world.rounds[0].result(), range(1, 10))
     assert world.server.blamed == []
 
 
@@ -111,7 +110,7 @@ def test_one_liar_cannot_have_another_excluded(m, per_host, only):
 def test_a_proven_cheat_does_not_come_back(renamed):
     """With lost state, or another node id, or both; nor does what else its SuperNode hosts."""
     world = World.make(12, 2)
-    world.tamper = sharing_another("seed_commitments")
+    world.tamper = sharing_another("seed_commitment")
     assert isinstance(world.round(0), Skipped)
     assert world.server.excluded == {0, 1}
     node = 7777 if renamed else LIAR
@@ -128,7 +127,7 @@ def test_after_three_cheats_nobody_new_is_taken():
     for number in range(3):
         host = world.hosts[2000 + number] = SumClient(world.server.run_id, [12 + number])
         world.server.enroll(2000 + number, wire(host.keys()))
-        world.tamper = sharing_another("seed_commitments", 2000 + number)
+        world.tamper = sharing_another("seed_commitment", 2000 + number)
         assert isinstance(world.round(number), Skipped)
     refused("3 SuperNodes have cheated", world.server.enroll, 2003, keys_of(world, 15))
     world.check(world.round(3), range(12))
@@ -138,15 +137,15 @@ def test_after_three_cheats_nobody_new_is_taken():
 
 def test_a_cheat_is_not_asked_in_the_round_that_is_prepared_already():
     world = World.make(12)
-    world.tamper = sharing_another("seed_commitments")
+    world.tamper = sharing_another("seed_commitment")
     world.prepare(0)
     world.mask(0)
     world.prepare(1)
     world.unmask(0)
-    assert isinstance(world.server.result(0), Skipped)
+    assert isinstance(world.rounds[0].result(), Skipped)
     world.mask(1)
     world.unmask(1)
-    world.check(world.server.result(1), range(1, 12))
+    world.check(world.rounds[1].result(), range(1, 12))
 
 
 def test_whoever_begins_anew_too_often_stays_out():
@@ -168,11 +167,11 @@ def test_whoever_begins_anew_too_often_stays_out():
 
 def test_terms_with_which_few_could_open_a_vector():
     world = World.make(80, 2)
-    node, request = next(iter(world.server.open_round(0, range(80)).items()))
-    host, k = world.hosts[node], request.partners.shape[1]
+    node, request = next(iter(world.requests("prepare", 0).items()))
+    host, k = world.hosts[node], request.partners.size
     assert 2 * request.threshold > k
     twice = request.partners.copy()
-    twice[:, 1] = twice[:, 0]
+    twice[1] = twice[0]
     for why, change in (
         ("threshold is 1 and minimum 2", {"threshold": 1, "minimum": 2}),
         (f"threshold is {k // 2} and", {"threshold": k // 2}),
@@ -187,7 +186,7 @@ def test_terms_with_which_few_could_open_a_vector():
 def test_a_holder_tells_nothing_of_whom_it_did_not_take():
     """The round stays open for the truth."""
     world = masked_world(40, 4)
-    node, request = next(iter(world.server.unmask_requests(0).items()))
+    node, request = next(iter(world.requests("unmask", 0).items()))
     host = world.hosts[node]
     kept = host._rounds[0]
     kept.live = ~np.eye(1, kept.partners.size, dtype=bool)[0]
@@ -200,20 +199,18 @@ def test_a_holder_tells_nothing_of_whom_it_did_not_take():
 def test_a_supernode_that_is_told_to_be_alone_sends_no_sum_of_fewer_than_the_minimum(hosted):
     """Without partners there are no masks: one client is never a sum, nor are too few."""
     host = SumClient(bytes(16), range(hosted))
-    none = np.zeros((1, 0), np.int64)
-    keys = np.zeros((0, 32), np.uint8)
     for minimum in (0, 1):
-        request = PrepareRequest(bytes(16), 0, 0, minimum, np.array([0]), none, keys)
+        request = PrepareRequest(bytes(16), 0, 0, minimum)
         refused("too few for 0", host.prepare, request, error=RefusedError)
-    host.prepare(PrepareRequest(bytes(16), 0, 0, 2, np.array([0]), none, keys))
-    packets = np.zeros((0, 82), np.uint8)
+    host.prepare(PrepareRequest(bytes(16), 0, 0, 2))
+    keys, packets = np.zeros((0, 32), np.uint8), np.zeros((0, 82), np.uint8)
     commitments = np.zeros((0, 2, 32), np.uint8)
-    there = np.arange(hosted)
-    request = MaskRequest(bytes(16), 0, 6, 64, there, none[0] > 0, keys, commitments, packets)
+    there, none = np.arange(hosted), np.zeros(0, np.bool_)
+    request = MaskRequest(bytes(16), 0, 6, 64, there, none, keys, commitments, packets)
     total = np.arange(6, dtype="<u8")
     refused("nothing is sent", mask, host, request, [0], total, TERMS, error=RefusedError)
     if hosted > 1:
         assert (mask(host, request, [0, 2], total, TERMS).total == total).all()
         refused("masked already", mask, host, request, [0, 2], total, TERMS, error=RefusedError)
-        shares = UnmaskRequest(bytes(16), 0, 2, np.array([0]), np.zeros((1, 0), np.uint8))
+        shares = UnmaskRequest(bytes(16), 0, 2)
         assert not host.unmask(shares).shares.size  # there is nothing to reveal

@@ -356,8 +356,8 @@ def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
         before_pads[:] = [add_up(replace(writing, table=table), *how)[0]]
         return add_up(writing, *how)
 
-    def masking(self: Any, came: Any, present: Any, total: Any, terms: Any, *state: Any) -> Any:
-        reply, request = mask(self, came, present, total, terms, *state), came.request
+    def masking(self: Any, request: Any, present: Any, total: Any, terms: Any, *state: Any) -> Any:
+        reply = mask(self, request, present, total, terms, *state)
         numbers = before_pads.pop() if before_pads else total
         meant = terms, request.length, request.word
         one = Masked(tuple(self.clients), meant, np.array(total), np.array(numbers))
@@ -365,7 +365,7 @@ def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
         return reply
 
     def ended(self: SecureSum) -> Any:
-        number, found = self._unmasked, end(self)
+        number, found = self._done.number, end(self)
         if isinstance(found, SumResult):
             had.sums.append((number, replace(found, total=found.total.copy())))
         return found
@@ -719,7 +719,8 @@ def of(*messages: str) -> frozenset[str]:
 
 
 MODELS = "EgoRequest: model/weights"  # that are shared
-SUMS = World((of_sums,), sums_app, Summing, of("RevealRequest: reveal-declared"))
+KNOWN = "PrepareRequest: prepare-partners prepare-channel-keys", "UnmaskRequest: unmask-kinds"
+SUMS = World((of_sums,), sums_app, Summing, of("RevealRequest: reveal-declared", *KNOWN))
 EGOS = World((of_egos, blinded), egos_app, egos_server, of(MODELS))
 CONSENSUS = World((of_public,), public_app, public_server, frozenset(), rounds=3)
 # Each where the server may lie, and where it is trusted to keep to the protocol
@@ -729,7 +730,7 @@ WORLDS = {
         SUMS,
         trusted=True,
         never=of(
-            "MaskRequest: mask-ready mask-signatures",
+            "MaskRequest: mask-signatures",
             "UnmaskRequest: unmask-columns unmask-signatures",
         ),
         without=frozenset({"RevealRequest", "EpochRequest", "ListRequest"}),

@@ -41,7 +41,7 @@ from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, METRICS, NUM_EXA
 SIZES = {"p": 2, "c": 3, "k": 2, "f": 4, "h": 2, "w": 2, "n": 5, "m": 5, "q": 2, "o": 2, "d": 4}
 # What only these can have; the rest is drawn
 VALUES: dict[type, dict[str, Any]] = {
-    UnmaskReply: {"kinds": np.array([[0, 1], [2, 1]], np.uint8), "n": 3},
+    UnmaskReply: {"kinds": np.array([0, 2], np.uint8), "n": 1},
     BlindReply: {"sizes": np.array([16, 16, 32]), "n": 64},
     plaintext.PlainReply: {"identities": [["i:1"], ["s:é\n\0", "s:"], []]},
     sage.PeerGradients: {"a": 2},
@@ -64,6 +64,7 @@ VALUES: dict[type, dict[str, Any]] = {
 # What their reader knows
 KNOWN: dict[type, dict[str, Any]] = {
     MaskedReply: {"total": np.arange(3, dtype="<u8")},
+    **{one: {"k": 2} for one in (UnmaskRequest, UnmaskReply)},
     public.SumOrder: {"sizes": [2, 1]},
     relay.EnrolmentReply: {"num_nodes": 100},
     relay.RelayReply: {"p": 2, "h": 2, "f": 4, "w": 2, "send_weights": True},
@@ -342,9 +343,9 @@ def test_every_array_of_a_reply_is_checked(kind: Any, field: Any, change: Any, w
 RUN, POINTS = bytes(range(16)), np.zeros((48, 32), np.uint8)
 HELLO = public.EmbeddingEnrolment([3, 1], [np.array([7, 5]), np.array([5])], [2, 2])
 ENROLLED = {"users": pack_integers(np.array([0, 1])), "weight-shape": [3, 2]}
-PAIR, KINDS = np.array([7, 2**40]), np.array([[0, 1, 2], [1, 0, 0]], np.uint8)
-UNMASKED = UnmaskReply(RUN, 7, PAIR, KINDS, np.zeros((3, 33), np.uint8))
-MASKED = MaskedReply(RUN, 7, PAIR, np.zeros(1, "<u8"), np.array([[3, 5]]))
+PAIR, KINDS = np.array([7, 2**40]), np.array([0, 1, 2, 1, 0, 0], np.uint8)
+UNMASKED = UnmaskReply(RUN, 7, KINDS, np.zeros((3, 33), np.uint8))
+MASKED = MaskedReply(RUN, 7, PAIR, np.zeros(1, "<u8"), np.array([3, 5]))
 RING = Ring.fit(100, 64, 2.0**-16, guard=True)
 
 
@@ -381,11 +382,10 @@ REFUSED: dict[Any, tuple[dict[str, Any], dict[str, Any], list[tuple[dict[str, An
         (blocks(16, 24), "24 points"), (blocks(8, 32), "8 points"),
     ]),
     UnmaskReply.from_config: (UNMASKED.to_config(), {}, [
-        ({"unmask-shares": bytes(2 * 33)}, r"unmask-shares.*99"),
-        ({"unmask-clients": b""}, "client"),
+        ({"unmask-shares": bytes(2 * 33)}, "unmask-shares.*3"),
     ]),
     MaskedReply.from_config: (MASKED.to_config(), {"total": MASKED.total}, [
-        ({"mask-refused": bytes(24)}, "mask-refused"),
+        ({"mask-refused": bytes(20)}, "mask-refused"),
         *(({"mask-left-out": bad}, "number") for bad in (["x:why"], ["why"], 5)),
     ]),
     RING_ENTRIES.from_config: (RING_ENTRIES.to_config(RING), {}, [

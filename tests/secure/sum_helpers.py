@@ -32,7 +32,8 @@ def wire(message: Any) -> Any:
 
 def mask(host: SumClient, request: MaskRequest, *given: Any) -> MaskedReply:
     """Have a host receive a request and mask a sum: clients, words, terms."""
-    return host.mask(host.receive(request, RING), *given)
+    host.receive(request, RING)
+    return host.mask(request, *given)
 
 
 class World(parties.World):
@@ -75,7 +76,7 @@ class World(parties.World):
                 else self.answer(stage, node, request)
             )
             if reply is not None and node not in lost:
-                self.server.take(node, self.send(node, reply))
+                self.rounds[number].take(node, self.send(node, reply))
 
     prepare, mask = partialmethod(play, "prepare"), partialmethod(play, "mask")
     sign, unmask = partialmethod(play, "sign"), partialmethod(play, "unmask")
@@ -84,7 +85,7 @@ class World(parties.World):
         """Run a whole round and return its result; ``lost``: whose reply to a stage is lost."""
         for stage in parties.STAGES:
             self.play(stage, number, lost.get(stage, ()), clients, without)
-        return self.server.result(number)
+        return self.rounds[number].result()
 
     def check(self, result, contributors) -> None:
         assert result.contributors.tolist() == sorted(contributors)
@@ -141,8 +142,9 @@ class PartyWorld(World):
 
     def mask_reply(self, node: int, request: Any, without: Any = ()) -> Any:
         party, state = self.host(node), self.states.get(node) or os.urandom(STATE_BYTES)
-        came = party.receive(self.send(node, request), RING)
-        return party.mask(came, party.clients, self.words[node - 1000], TERMS, [state])
+        return mask(
+            party, self.send(node, request), party.clients, self.words[node - 1000], TERMS, [state]
+        )
 
     def round(self, number: int, *given: Any, **lost: Collection[int]) -> Any:
         result = super().round(number, *given, **lost)

@@ -46,7 +46,7 @@ def edit(folder, change):
     path = folder / "registry.json"
     raw = json.loads(path.read_text())
     result = change(raw)
-    path.write_text(result if isinstance(result, str) else json.dumps(raw))
+    path.write_text(result if isinstance(result, str) else json.dumps(raw, indent=1) + "\n")
     return path
 
 
@@ -110,9 +110,6 @@ def test_what_is_written_is_what_is_read_and_its_digest_is_the_files(made):
     assert registry.parties[5].may_host([20, 23]) and not registry.parties[5].may_host([20, 24])
     for text in ("0", "0-99,200", "5,7,9-10"):
         assert write_numbers(read_numbers(text)) == text
-    path.write_text(path.read_text() + " ")  # the same content in another file: another version
-    assert Registry.read(path) == registry
-    assert Registry.read(path).digest != registry.digest
 
 
 def test_rotated_and_revoked_keys_sign_nothing_and_never_come_back(made):
@@ -144,9 +141,10 @@ def party(number, **values):
     return lambda registry: registry["parties"][number].update(values)
 
 
+WRITES = "is not as .* writes it"
 LOW_ORDER = ("00" * 32, "01" + "00" * 31, "ec" + "ff" * 30 + "7f", "02" + "00" * 31, "ff" * 32)
 WRONG = {
-    "a party twice": (lambda r: r["parties"].append(r["parties"][0]), "party 0"),
+    "a party twice": (lambda r: r["parties"].append(r["parties"][0]), WRITES),
     "a gap": (lambda r: r["parties"].pop(2), "party 3 is at place 2"),
     "a key twice": (lambda r: r["parties"][1].update(key=r["parties"][0]["key"]), "party 1:"),
     "a former key of another": (
@@ -160,15 +158,16 @@ WRONG = {
     "no grant": (party(5, clients=""), "clients ''"),
     "another script's digits": (party(5, clients="٣"), "clients '٣'"),
     "no cap": (lambda r: r.update({"most-clients": 0}), "most-clients is 0"),
-    "another format": (lambda r: r.update(format=2), "format 2"),
-    "an entry too many": (party(0, role="a"), r"party 0 has .*'role'"),
-    "an entry too few": (lambda r: r["parties"][0].pop("revoked"), r"must have .*'revoked'"),
-    "revoked as a number": (party(0, revoked=0), "revoked"),
-    "a key in capitals": (party(0, key="AB" * 32), "party 0"),
+    "another format": (lambda r: r.update(format=2), WRITES),
+    "an entry too many": (party(0, role="a"), WRITES),
+    "an entry too few": (lambda r: r["parties"][0].pop("revoked"), "revoked"),
+    "revoked as a number": (party(0, revoked=0), WRITES),
+    "a key in capitals": (party(0, key="AB" * 32), "party 0|" + WRITES),
     "a name twice": (
-        lambda r: json.dumps(r).replace('"revoked": false', '"revoked": true, "revoked": false', 1),
-        r"\['revoked'\]",
+        lambda r: json.dumps(r, indent=1).replace('"revoked"', '"revoked": true, "revoked"', 1),
+        WRITES,
     ),
+    "another layout": (json.dumps, WRITES),
     "a list": (lambda r: "[]", "list"),
     "no JSON": (lambda r: json.dumps(r)[:-1], "Expecting"),
 } | {f"a key of low order, {key[:2]}": (party(0, key=key), "party 0") for key in LOW_ORDER}
@@ -205,10 +204,8 @@ def binding(**others):
 
 def test_one_signature_covers_the_run_the_clients_the_keys_and_the_blocks(made):
     registry, identity = read(made, party=1)
-    said = binding().signed(identity, 32)
+    said = binding().signed(identity)
     said.verify(registry, block_cap=32)
-    with pytest.raises(IdentityError, match=r"party 0.*1"):
-        binding(party=0, clients=[0, 1], declared=[]).signed(identity, 64)
     others = {
         "run_id": b"later",
         "clients": np.array([4, 6]),
@@ -248,8 +245,6 @@ def test_a_binding_says_no_more_than_the_registry_grants(made, others, said):
     identity.registry = registry = registry.without(4)
     wrong = binding(**others)
     signature = identity.sign(BINDING, *wrong._parts())  # of a party that signs whatever it likes
-    with pytest.raises(IdentityError, match=said):
-        wrong.signed(identity, 64)
     with pytest.raises(IdentityError, match=said):
         replace(wrong, signature=np.frombuffer(signature, np.uint8)).verify(registry, 64)
 

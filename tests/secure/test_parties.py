@@ -13,7 +13,6 @@ from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
 from flower_graph.secure.parties.epoch import Epoch
 from flower_graph.secure.parties.identity import Identity
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.messages import none_declared
 from flower_graph.secure.sum.round import Skipped
 
 MANY = pytest.param(120, marks=pytest.mark.slow)  # more than anybody's partners
@@ -64,7 +63,9 @@ def test_the_graph_is_of_all_seeds(tmp_path):
 @pytest.mark.parametrize("corrupt", [0.0, 0.1])
 def test_partners_on_a_list_are_counted_as_the_graph_has_them(n, corrupt):
     order = np.random.default_rng(n).permutation(n)
-    epoch = Epoch(0, np.arange(n), 0.3, corrupt, 5, 2, 1.0, none_declared(), bytes(32), order)
+    epoch = Epoch(
+        0, np.arange(n), 0.3, corrupt, 5, 2, 1.0, np.zeros((0, 2), np.int64), bytes(32), order
+    )
     for present in np.random.default_rng(0).random((20, n)) < 0.75:
         enough = present[epoch.partners].sum(1) >= epoch.threshold
         if present.sum() >= 5 and enough[present].all():
@@ -142,12 +143,12 @@ def test_a_server_with_the_old_version_gets_nothing_of_who_has_the_new_one(world
     """It keeps a party that is revoked: whoever knows of that takes no part any more."""
     registry = world.server.registry.without(3)
     world.prepare(1)
-    requests = world.server.mask_requests(1, 8, 64, TERMS)
+    requests = world.requests("mask", 1)
     read(world, 1004, registry)
     party = world.hosts[1004]
     for step in (
         lambda: party.receive(requests[1004], TERMS.ring),
-        lambda: party.prepare(None),
+        lambda: party.prepare(requests[1004]),
         lambda: party.sign_list(None),
         lambda: party.unmask(requests[1004]),
     ):

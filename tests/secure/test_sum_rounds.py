@@ -12,7 +12,14 @@ from flower_graph.errors import MalformedReplyError, RefusedError, StateLostErro
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum import server as sum_server
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.messages import MASK_KEY, SEED, KeyReply, MaskRequest, UnmaskReply
+from flower_graph.secure.sum.messages import (
+    MASK_KEY,
+    SEED,
+    KeyReply,
+    MaskRequest,
+    PrepareReply,
+    UnmaskReply,
+)
 from flower_graph.secure.sum.round import Cause, Reason, Skipped
 
 
@@ -35,14 +42,14 @@ def test_masks_hide_and_cancel_and_are_fresh_in_each_round():
     for number in range(2):
         world.prepare(number)
         masked = []
-        for node, request in world.server.mask_requests(number, LENGTH, 64, TERMS).items():
+        for node, request in world.requests("mask", number).items():
             reply = world.mask_reply(node, request)
             assert (reply.total != world.total(request.clients)).all()
             masked.append(reply.total)
-            world.server.take(node, reply)
+            world.rounds[number].take(node, reply)
         world.unmask(number)
         assert (sum(masked) != world.total(range(12))).all()
-        world.check(world.server.result(number), range(12))
+        world.check(world.rounds[number].result(), range(12))
         seen.append(masked[0])
     assert (seen[0] != seen[1]).all()
 
@@ -63,12 +70,12 @@ def test_a_client_that_is_told_of_another_sum_is_in_none(told):
     """All that are told the same are summed, with one of them gone; else nothing can be read."""
     world = World.make(6)
     world.prepare(0)
-    for node, request in world.server.mask_requests(0, LENGTH, 64, TERMS).items():
+    for node, request in world.requests("mask", 0).items():
         terms = OTHERWISE[told] if node == 1002 else TERMS
         if node != 1004:
-            world.server.take(node, world.mask_reply(node, request, terms=terms))
+            world.rounds[0].take(node, world.mask_reply(node, request, terms=terms))
     world.unmask(0)
-    total = world.server.result(0).total
+    total = world.rounds[0].result().total
     assert (total == world.total([0, 1, 2, 3, 5])).all() == (told == "nothing")
     assert told == "nothing" or (total != world.total([0, 1, 2, 3, 5])).mean() > 0.9
 
@@ -183,7 +190,7 @@ def masked_world(m=20, per_host=1, **shares):
 def first_mask(world, number=0):
     """Prepare a round and return the first node with its request for a masked sum."""
     world.prepare(number)
-    return next(iter(world.server.mask_requests(number, LENGTH, 64, TERMS).items()))
+    return next(iter(world.requests("mask", number).items()))
 
 
 # --- hosts
@@ -191,16 +198,15 @@ def first_mask(world, number=0):
 
 def test_a_round_is_prepared_once_as_it_must_be_and_never_an_older_one():
     world = World.make(4, 2)
-    node, request = next(iter(world.server.open_round(3, range(4)).items()))
+    node, request = next(iter(world.requests("prepare", 3).items()))
     host = world.hosts[node]
     bad = {
         "minimum 1": {"minimum": 1},
         "run 0000": {"run_id": NOBODY},
-        "is not the first": {"clients": np.array([1])},
         "0 channel keys": {"channel_keys": request.channel_keys[:0]},
         "low order": zeros(request, "channel_keys"),
-        "its own partner": {"partners": request.clients[None]},
-        "minimum 2": {"minimum": 2, "partners": np.zeros((1, 0), np.int64)},
+        "its own partner": {"partners": np.array([node - 1000])},
+        "minimum 2": {"minimum": 2, "partners": np.zeros(0, np.int64)},
     }
     all_refused(host.prepare, request, bad, RefusedError)
     host.prepare(request)  # none of these attempts has used up the round
@@ -225,15 +231,15 @@ def test_a_round_is_masked_once_as_it_must_be():
 
 def test_shares_are_given_once_never_two_of_a_client_and_never_below_the_minimum():
     world = masked_world(20, 5)
-    node, request = next(iter(world.server.unmask_requests(0).items()))
+    node, request = next(iter(world.requests("unmask", 0).items()))
     host = world.hosts[node]
     with pytest.raises(ValueError, match="no shares"):
-        masked_world(4).server.result(0)
+        masked_world(4).rounds[0].result()
     kinds = np.full_like(request.kinds, MASK_KEY)
     bad = {
         "13 clients, 14 must be": {"contributors": 13},
         "of our partners are in": {"kinds": kinds},
-        "shape": {"kinds": kinds[:, 1:]},
+        "shape": {"kinds": kinds[1:]},
     }
     all_refused(host.unmask, request, bad, RefusedError)
     host.unmask(request)
@@ -307,55 +313,52 @@ def test_mask_key_that_does_not_match_is_named(monkeypatch):
 
 def test_second_late_and_foreign_replies_are_refused():
     world = World.make(6, 2)
-    server, hosts = world.server, world.hosts
-    requests = server.open_round(0, range(6))
+    hosts = world.hosts
+    requests, one = world.requests("prepare", 0), world.rounds[0]
     replies = {node: hosts[node].prepare(request) for node, request in requests.items()}
     for node, reply in replies.items():
-        server.take(node, reply)
-    refused("node 1000 was not asked", server.take, 1000, replies[1000])
-    refused("node 77", server.take, 77, replies[1000])
+        one.take(node, reply)
+    refused("node 1000 was not asked", one.take, 1000, replies[1000])
+    refused("node 77", one.take, 77, replies[1000])
 
-    requests = server.mask_requests(0, LENGTH, 64, TERMS)
-    refused("in the stage mask, not prepare", server.take, 1000, replies[1000])
+    requests = world.requests("mask", 0)
+    refused("in the stage mask, not prepare", one.take, 1000, replies[1000])
     masked = {node: world.mask_reply(node, request) for node, request in requests.items()}
     good = masked[1000]
     bad = {
         "client 2 was not asked": {"clients": np.array([0, 2])},
-        "round 5 is not open": {"server_round": 5},
+        "round 5: not 0": {"server_round": 5},
         "run 0000": {"run_id": NOBODY},
         r"uint64 \(5,\)": {"total": good.total[1:]},
         "uint32": {"total": good.total.astype("<u4")},
     }
-    all_refused(partial(server.take, 1000), good, bad)
+    all_refused(partial(one.take, 1000), good, bad)
     for node, reply in masked.items():
-        server.take(node, reply)
-    refused("or answered", server.take, 1000, good)
+        one.take(node, reply)
+    refused("or answered", one.take, 1000, good)
 
-    requests = server.unmask_requests(0)
+    requests = world.requests("unmask", 0)
     shares = {node: hosts[node].unmask(request) for node, request in requests.items()}
     own = shares[1000]
     others = np.where(own.kinds == SEED, MASK_KEY, 0).astype(np.uint8)
-    refused("not asked for", server.take, 1000, replace(own, kinds=others))
-    refused("other clients", server.take, 1000, replace(own, clients=own.clients + 1))
+    refused("not asked for", one.take, 1000, replace(own, kinds=others))
     for node, reply in shares.items():
-        server.take(node, reply)
-    refused("or answered", server.take, 1000, own)
-    world.check(server.result(0), range(6))
-    refused("round 0 is not open", server.take, 1000, good)
+        one.take(node, reply)
+    refused("or answered", one.take, 1000, own)
+    world.check(one.result(), range(6))
+    refused("in the stage over", one.take, 1000, good)
 
 
 def test_wrong_preparations_are_refused():
     world = World.make(4, 2)
-    take = partial(world.server.take, 1000)
-    good = world.hosts[1000].prepare(world.server.open_round(0, range(4))[1000])
-    bad = {
-        "other clients": {"clients": good.clients + 1},
-        "0 packets and commitments to 1": {"packets": good.packets[1:]},
-        "1 packets and commitments to 0": {"share_commitments": good.share_commitments[1:]},
-        "client 0: of low order": zeros(good, "round_keys"),
-    }
-    all_refused(take, good, bad)
-    take(good)
+    request = world.requests("prepare", 0)[1000]
+    good = world.hosts[1000].prepare(request)
+    for name in ("packets", "share_commitments"):
+        short = replace(good, **{name: getattr(good, name)[1:]}).to_config()
+        refused(name.replace("_", "-"), partial(PrepareReply.from_config, k=1), short)
+    low = replace(good, **zeros(good, "round_key"))
+    refused("client 0: of low order", world.rounds[0].take, 1000, low)
+    world.rounds[0].take(1000, good)
 
 
 def test_wrong_enrolments_are_refused():
@@ -378,5 +381,5 @@ def test_new_keys_replace_the_old():
     world.check(world.round(1), range(20))
     world.hosts[1005] = old
     world.prepare(2)
-    request = world.server.mask_requests(2, LENGTH, 64, TERMS)[1005]
+    request = world.requests("mask", 2)[1005]
     host_refuses("of its partners", world.mask_reply, 1005, request)

@@ -124,7 +124,7 @@ def test_what_a_method_sends_is_what_the_page_says(method: str, tmp_path: Path) 
     rare |= {"align-signatures", "align-proofs", "align-keys", "align-key-signatures"}
     rare |= {"align-sizes", "align-holders", "not-saved"}
     if method != "PPFL-GNN":
-        rare |= {"prepare-signature", "mask-ready", "mask-signatures", "unmask-signatures"}
+        rare |= {"prepare-signature", "mask-signatures", "unmask-signatures"}
         rare |= {"unmask-columns", "sum-signed", "sum-party", "sum-commitment", "sum-signature"}
     if method == "nFedGNN":  # of its enrolment, with one layer for all
         rare |= {"layer-round", "key-public", "key-check", "key-signed-by"}

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -33,9 +32,6 @@ __all__ = ["RegisteredParty", "Registry"]
 FORMAT = 1
 MOST_NUMBER = 2**31 - 1  # of a client
 DOMAIN = b"flower-graph identity 1"
-FIELDS = {"party": int, "key": str, "clients": str, "revoked": bool, "former": list}
-HEAD = {"format": int, "most-clients": int, "parties": list}
-HEX = set("0123456789abcdef")
 refuse = partial(refuse_if, error=IdentityError)
 
 
@@ -152,18 +148,23 @@ class Registry:
 
 @lru_cache(maxsize=4)
 def _read(data: bytes) -> Registry:
-    raw = parse_json(data, object_pairs_hook=_once)
-    _need(raw, HEAD, "the file")
-    refuse(raw["format"] != FORMAT, f"has format {raw['format']}, this version reads {FORMAT}")
-    parties = dict[int, RegisteredParty]()
-    for index, row in enumerate(raw["parties"]):
-        _need(row, FIELDS, f"party {index}")
-        former = tuple(_key(key, index) for key in row["former"])
-        clients, number = read_numbers(row["clients"]), row["party"]
-        refuse(number in parties, f"party {number} is there twice")
-        key = _key(row["key"], index)
-        parties[number] = RegisteredParty(number, key, clients, row["revoked"], former)
-    return Registry(parties, raw["most-clients"], hashlib.sha256(data).digest())
+    raw = parse_json(data)
+    parties = {
+        row["party"]: RegisteredParty(
+            int(row["party"]),
+            bytes.fromhex(row["key"]),
+            read_numbers(row["clients"]),
+            bool(row["revoked"]),
+            tuple(map(bytes.fromhex, row["former"])),
+        )
+        for row in raw["parties"]
+    }
+    registry = Registry(parties, int(raw["most-clients"]), hashlib.sha256(data).digest())
+    # So a registry has one way to be written: no entry is there twice, is unknown, or of another
+    # type or format.
+    is_other = registry.text() != data.decode()
+    refuse(is_other, "is not as `flower-graph registry` of this version writes it")
+    return registry
 
 
 def _check(registry: Registry) -> None:
@@ -186,30 +187,6 @@ def _check(registry: Registry) -> None:
     grants = sorted((part.start, part.stop, one.number) for one in active for part in one.clients)
     for (_, end, one), (start, _, other) in pairwise(grants):
         refuse(start < end, f"client {start} is granted to party {one} and to party {other}")
-
-
-def _need(raw: object, types: Mapping[str, type], where: str) -> None:
-    if not isinstance(raw, dict):
-        raise IdentityError(f"{where} is a {type(raw).__name__}, must be an object")
-    why = f"{where} has {sorted(raw)}, must have {sorted(types)}"
-    refuse(raw.keys() != types.keys(), why)
-    for name, kind in types.items():
-        why = f"{where}: {name} is of type {type(raw[name]).__name__}, must be {kind.__name__}"
-        refuse(type(raw[name]) is not kind, why)
-
-
-def _key(text: object, index: int) -> bytes:
-    # Lower case alone: a key has one way to be written.
-    if not isinstance(text, str) or len(text) != 2 * KEY_BYTES or set(text) - HEX:
-        raise IdentityError(f"party {index}: a key is not {2 * KEY_BYTES} lower-case hex digits")
-    return bytes.fromhex(text)
-
-
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    counts = Counter(name for name, _ in pairs)
-    doubled = sorted(name for name, count in counts.items() if count > 1)
-    refuse(doubled, f"{doubled} are there twice in one object")
-    return dict(pairs)
 
 
 def read_numbers(text: str) -> tuple[range, ...]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -98,19 +98,6 @@ class ClientRound:
     purpose: str = ""
     state: bytes = b""
     listed: MASKS | None = None  # the list that we signed
-
-    def check_unmasked(self) -> None:
-        why = f"round {self.number} is masked already: no mask is used twice"
-        refuse_if(self.terms, why)
-
-
-class Received(NamedTuple):
-    """What a server states about a sum, checked, and a round with its packets opened."""
-
-    kept: ClientRound
-    request: MaskRequest
-    ring: Ring | None
-    refused: Integers  # [n, 2] own number and that of a partner whose packet does not open
 
 
 class SumClient:
@@ -194,7 +181,7 @@ class SumClient:
         reply.party = self.party
         reply.commitment = np.frombuffer(commit(self.run_id, self.party, self._seed), np.uint8)
         reply.declared = np.array(sorted(self.points.items()), np.int64).reshape(-1, 2)
-        return reply.signed(trust.identity, trust.block_cap)
+        return reply.signed(trust.identity)
 
     def reveal(self, request: RevealRequest) -> RevealReply:
         """Show the own part of the graph's seed, when all commitments are there."""
@@ -227,44 +214,49 @@ class SumClient:
     # A round
 
     def prepare(self, request: PrepareRequest) -> PrepareReply:
-        self._check_prepare(request)
-        publics, (private, public) = pieces(request.channel_keys), channel.new_key()
+        self._check_run(request.run_id, self.sum_run)
+        number, epoch = request.server_round, self.epoch
+        refuse_if(number <= self._last, f"round {number} is not newer than {self._last}")
+        if epoch is None:
+            self._check_terms(request)
+            terms = request.threshold, request.minimum, request.partners
+            publics = pieces(request.channel_keys)
+        else:
+            partners = epoch.parties[epoch.partners_of(epoch.index(self.party))]
+            terms, publics = (epoch.threshold, epoch.minimum, partners), pieces(self._keys)
+        private, public = channel.new_key()
         secrets = rows_of(channel.agree(self._private, publics), len(publics), KEY_BYTES)
-        terms = request.server_round, request.threshold, request.minimum, request.partners[0]
         own = rows_of([os.urandom(KEY_BYTES), private, public], 3, KEY_BYTES)
-        kept = ClientRound(*terms, own[0], own[1], own[2], secrets)
+        kept = ClientRound(number, *terms, own[0], own[1], own[2], secrets)
         commitments, packets = self._deal(kept)
-        self._last = kept.number
+        self._last = number
         older = sorted(self._rounds)[1 - KEPT_ROUNDS :]
-        self._rounds = {number: self._rounds[number] for number in older} | {kept.number: kept}
-        seed = channel.commit_to_seed(self.sum_run, kept.number, self.party, kept.seed.tobytes())
-        about = self.sum_run, kept.number, request.clients, kept.public[None]
-        promised = rows_of([seed], 1, COMMITMENT_BYTES), commitments
-        reply = PrepareReply(*about, *promised, packets)
-        if self.epoch is not None:
-            reply.signature = self._sign(ROUND_KEY, self.epoch.key_parts(kept.number, public))
+        self._rounds = {number: self._rounds[number] for number in older} | {number: kept}
+        seed = channel.commit_to_seed(self.sum_run, number, self.party, kept.seed.tobytes())
+        promised = np.frombuffer(seed, np.uint8), commitments
+        reply = PrepareReply(self.sum_run, number, kept.public, *promised, packets)
+        if epoch is not None:
+            reply.signature = self._sign(ROUND_KEY, epoch.key_parts(number, public))
         return reply
 
-    def receive(self, request: MaskRequest, ring: Ring | None) -> Received:
+    def receive(self, request: MaskRequest, ring: Ring | None) -> None:
         """Check a server's statements about a sum, all of them before there is a vector.
 
         If a server tells one party other terms than the rest, the party's refusal must not depend
         on its vector. So the vector is made only after this call. ``ring`` is the vector's; None
         where words are no numbers.
         """
-        kept = self._round(request.run_id, request.server_round)
+        kept, live = self._unmasked(request), request.live
         if self.epoch is not None:
-            self._check_ready(self.epoch, request, ring)
-        kept.check_unmasked()
-        held, has, refused = self._open(kept, request)
+            live = self._checked_ready(self.epoch, request, ring)
+        held, has = self._open(kept, request, live)
         few = f"fewer than {kept.threshold} of its partners take part"
         refuse_if(has.sum() < kept.threshold, few)
-        kept.held, kept.has, kept.live = held, has, request.live
-        return Received(kept, request, ring, refused)
+        kept.held, kept.has, kept.live = held, has, live
 
     def mask(
         self,
-        came: Received,
+        request: MaskRequest,
         present: Sequence[int],
         total: RingArray,
         terms: SumTerms,
@@ -272,12 +264,12 @@ class SumClient:
     ) -> MaskedReply:
         """Mask ``total``, the sum of the vectors of the clients ``present``.
 
-        ``came`` is of `receive`; ``state`` is what the vectors were made of: under a server that
-        may lie, no sum of others has it.
+        `receive` has checked the request. ``state`` is what the vectors were made of: under a
+        server that may lie, no sum of others has it.
         """
-        kept, request, chosen = came.kept, came.request, list(present)
+        kept, chosen = self._unmasked(request), list(present)
         asked = set(request.clients.tolist()) & set(self.clients)
-        kept.check_unmasked()
+        refuse_if(kept.live.shape != kept.partners.shape, "the request was not checked")
         is_other = not chosen or len(set(chosen)) != len(chosen) or not asked.issuperset(chosen)
         refuse_if(is_other, f"present is {brief(present)}, must be some of the request's")
         is_alone = not kept.partners.size and len(chosen) < kept.minimum
@@ -287,9 +279,8 @@ class SumClient:
         refuse_if(total.shape != (length,) or total.dtype != dtype, why, ValueError)
         held_by = kept.minimum
         if (epoch := self.epoch) is not None:
-            assert terms.ring == came.ring and request.ready is not None
             trust, digest = self._trusted(), digest_of(state)
-            who = set_of(epoch.parties[request.ready].tolist())
+            who = set_of(epoch.parties[request.live].tolist())
             Journal(trust.journal).check_state(terms.purpose, digest, who)
             held_by = max(held_by, len(epoch.points))
         terms.check_guard(held_by)
@@ -297,7 +288,7 @@ class SumClient:
         masked = np.array(total)
         if kept.partners.size:
             about = self.sum_run, kept.number, self.party
-            others = kept.partners[request.live].tolist()
+            others = kept.partners[kept.live].tolist()
             keys = dict(zip(others, pieces(request.round_keys), strict=True))
             own = channel.self_mask_key(kept.seed.tobytes(), *about, kept.terms)
             pairs = channel.pair_masks(kept.private.tobytes(), *about, keys, kept.terms)
@@ -306,9 +297,10 @@ class SumClient:
             # Who repeats a round with one fewer learns that one: on the disk before it leaves.
             steps = kept.number, self.mark, trust.runs, trust.run
             self.mark = Journal(trust.journal).continue_run(*steps)
-            kept.ready, kept.purpose, kept.state = request.ready, terms.purpose, digest
+            kept.ready, kept.purpose, kept.state = request.live, terms.purpose, digest
         clients = np.array(chosen, np.int64)
-        return MaskedReply(self.sum_run, kept.number, clients, masked, came.refused)
+        refused = kept.partners[kept.live & ~kept.has]
+        return MaskedReply(self.sum_run, kept.number, clients, masked, refused)
 
     def sign_list(self, request: ListRequest) -> ListReply:
         """Sign the parties of a sum, if the list is sound; one list a round."""
@@ -333,29 +325,14 @@ class SumClient:
 
     def unmask(self, request: UnmaskRequest) -> UnmaskReply:
         """Reveal one share about each partner that the server asks about; never two."""
-        # Of a round in which nothing left this SuperNode, it has nothing to give.
         kept = self._round(request.run_id, request.server_round)
-        self._check_party(request.clients)
-        is_odd = request.kinds.shape != (1, kept.partners.size) or (request.kinds > MASK_KEY).any()
-        refuse_if(is_odd, f"kinds have shape {request.kinds.shape}, or unknown entries")
-        if self.epoch is not None:
-            self._check_signed(self.epoch, kept, request)
-        count = request.contributors
-        refuse_if(count < kept.minimum, f"{count} clients, {kept.minimum} must be")
-        kinds = np.zeros_like(request.kinds)
-        if kept.terms:
-            asked = request.kinds[0]
-            is_gone = ((asked != NOTHING) & ~kept.live).any()
-            refuse_if(is_gone, "a partner that took no part is asked about")
-            present = int((asked == SEED).sum())
-            refuse_if(present > count, f"{present} of our partners among {count}")
-            few = f"{present} of our partners are in the sum, {kept.threshold} must"
-            refuse_if(present < kept.threshold, few)
-            kinds = np.where(kept.has, request.kinds, np.uint8(NOTHING))
-        column = np.flatnonzero(kinds[0])
-        shares = kept.held[column, kinds[0, column] - SEED]
+        kinds = self._asked(kept, request) if self.epoch is None else self._signed(kept, request)
+        # Of a round in which nothing left this SuperNode, it has nothing to give.
+        kinds = np.where(kept.has, kinds, np.uint8(NOTHING)) if kept.terms else np.zeros_like(kinds)
+        column = np.flatnonzero(kinds)
+        shares = kept.held[column, kinds[column] - SEED]
         del self._rounds[kept.number]
-        return UnmaskReply(self.sum_run, kept.number, request.clients, kinds, shares)
+        return UnmaskReply(self.sum_run, kept.number, kinds, shares)
 
     # Its state
 
@@ -416,79 +393,77 @@ class SumClient:
             raise RefusedError(f"round {number} is not open; open: {sorted(self._rounds)}")
         return kept
 
+    def _unmasked(self, request: MaskRequest) -> ClientRound:
+        kept = self._round(request.run_id, request.server_round)
+        refuse_if(kept.terms, f"round {kept.number} is masked already: no mask is used twice")
+        return kept
+
     def _check_run(self, run_id: bytes, expected: bytes) -> None:
         refuse_if(run_id != expected, f"run {run_id.hex()}, expected {expected.hex()}")
 
-    def _check_party(self, clients: Integers) -> None:
-        why = f"client {clients[:1]} is not the first of those hosted here"
-        refuse_if(clients.tolist() != [self.party], why)
-
-    def _check_prepare(self, request: PrepareRequest) -> None:
-        if self.trust is not None:
-            epoch = self._begun()
-            wanted = epoch.parties[epoch.partners_of(epoch.index(self.party))][None]
-            is_other = not np.array_equal(request.partners, wanted)
-            refuse_if(is_other, "the partners are not those of the epoch's graph")
-            terms = request.threshold, request.minimum
-            why = f"threshold {request.threshold}, minimum {request.minimum}"
-            refuse_if(terms != (epoch.threshold, epoch.minimum), why)
-            is_other = not np.array_equal(request.channel_keys, self._keys)
-            refuse_if(is_other, "a partner's channel key is not the one that it signed")
-        self._check_run(request.run_id, self.sum_run)
-        number = request.server_round
-        refuse_if(number <= self._last, f"round {number} is not newer than {self._last}")
+    def _check_terms(self, request: PrepareRequest) -> None:
+        """Refuse partners and numbers of a trusted server with which few could open a vector."""
         # With more than half of the partners, no two groups of holders that were told different
         # things can give back both secrets of a party. Without partners there are no secrets. The
         # minimum, which is larger, is more than half of the parties that are known here.
-        k, threshold, minimum = request.partners.shape[1], request.threshold, request.minimum
+        k, threshold, minimum = request.partners.size, request.threshold, request.minimum
         fewest, above = min(k, k // 2 + 1), max(threshold, 1)
         is_few = not fewest <= threshold <= k or minimum <= above
         refuse_if(is_few, f"threshold is {threshold} and minimum {minimum}, too few for {k}")
-        is_twice = np.unique(request.partners).size < k or request.clients[0] in request.partners
+        is_twice = np.unique(request.partners).size < k or self.party in request.partners
         refuse_if(is_twice, "a client is its own partner, or has one twice")
         refuse_if(minimum < self._least, f"minimum {minimum}, {LEAST_CLIENTS} is {self._least}")
-        self._check_party(request.clients)
         keys = request.channel_keys.shape[0]
         refuse_if(keys != k, f"{keys} channel keys")
 
-    def _check_ready(self, epoch: Epoch, request: MaskRequest, ring: Ring | None) -> None:
-        index, ready = epoch.index(self.party), request.ready
-        if ready is None or request.signatures is None:
-            raise RefusedError("mask-ready or mask-signatures is missing")
+    def _checked_ready(self, epoch: Epoch, request: MaskRequest, ring: Ring | None) -> MASKS:
+        """Check the list of parties that are ready; return which partners are on it."""
+        index, ready = epoch.index(self.party), request.live
         is_other = sorted(request.clients.tolist()) != self.clients
         refuse_if(is_other, "a sum of other clients is asked for than those hosted here")
         epoch.check_present(ready, "are ready")
-        is_other = not np.array_equal(request.live, ready[epoch.partners_of(index)])
-        why = "the partners who are ready are not those of the list"
-        refuse_if(not ready[index] or is_other, why)
-        is_short = request.signatures.shape[0] != request.round_keys.shape[0]
+        refuse_if(not ready[index], "we are not among those who are ready")
+        signatures = 0 if request.signatures is None else request.signatures.shape[0]
+        is_short = signatures != request.round_keys.shape[0]
         refuse_if(is_short, "a partner's round key is not signed")
-        if ring is not None:
-            why = f"limit is {ring.limit}, the epoch's is {epoch.limit}"
-            refuse_if(ring.limit != epoch.limit, why)
+        why = f"limit is {ring and ring.limit}, the epoch's is {epoch.limit}"
+        refuse_if(ring is not None and ring.limit != epoch.limit, why)
+        live: MASKS = ready[epoch.partners_of(index)]
+        return live
 
-    def _check_signed(self, epoch: Epoch, kept: ClientRound, request: UnmaskRequest) -> None:
-        """Refuse unless as many listed partners as the threshold signed our own list."""
+    def _asked(self, kept: ClientRound, request: UnmaskRequest) -> Bytes:
+        """Return what a trusted server asks for, unless it contradicts what it said before."""
+        kinds, count = request.kinds, request.contributors
+        is_odd = kinds.shape != kept.partners.shape or (kinds > MASK_KEY).any()
+        refuse_if(is_odd, f"kinds have shape {kinds.shape}, or unknown entries")
+        refuse_if(count < kept.minimum, f"{count} clients, {kept.minimum} must be")
+        if kept.terms:
+            is_gone = ((kinds != NOTHING) & ~kept.live).any()
+            refuse_if(is_gone, "a partner that took no part is asked about")
+            present = int((kinds == SEED).sum())
+            refuse_if(present > count, f"{present} of our partners among {count}")
+            few = f"{present} of our partners are in the sum, {kept.threshold} must"
+            refuse_if(present < kept.threshold, few)
+        return kinds
+
+    def _signed(self, kept: ClientRound, request: UnmaskRequest) -> Bytes:
+        """Return what follows from our own list, if enough listed partners signed the same."""
+        epoch = self._begun()
         if kept.ready is None or (listed := kept.listed) is None:
             raise RefusedError(f"no list of round {kept.number} was signed here")
         row = epoch.partners_of(epoch.index(self.party))
-        kinds = np.where(listed[row], SEED, np.where(kept.ready[row], MASK_KEY, NOTHING))
-        is_other = not ((request.kinds == kinds) | (request.kinds == NOTHING)).all()
-        refuse_if(is_other, "shares are asked for that do not follow from the signed list")
-        why = f"{request.contributors} contributors, the list has {listed.sum()}"
-        refuse_if(request.contributors != listed.sum(), why)
         parts = epoch.signed_parts(kept.number, kept.ready, listed, kept.terms)
-        if request.columns is None or request.signatures is None:
-            raise RefusedError("the partners' signatures of the list are missing")
         columns, good = request.columns.tolist(), 0
         is_odd = len(set(columns)) != len(columns) or not set(columns) <= set(range(row.size))
+        is_odd = is_odd or len(columns) != len(request.signatures)
         refuse_if(is_odd, "a signature is there twice, or is not a partner's")
         verify = self._trusted().registry.verify
         for index, signature in zip(row[columns], pieces(request.signatures), strict=True):
             if listed[index]:
                 good += verify(int(epoch.parties[index]), signature, LIST, *parts)
             if good >= epoch.threshold:
-                return
+                kinds = np.where(kept.ready[row], np.uint8(MASK_KEY), np.uint8(NOTHING))
+                return np.where(listed[row], np.uint8(SEED), kinds)
         raise RefusedError(f"{good} partners signed it: others saw something else")
 
     # Shares
@@ -508,9 +483,9 @@ class SumClient:
             packets.append(channel.seal(secret.tobytes(), what_for, own.tobytes(), plain))
         return rows_of(commitments, k, 2, COMMITMENT_BYTES), rows_of(packets, k, PACKET_BYTES)
 
-    def _open(self, kept: ClientRound, request: MaskRequest) -> tuple[Bytes, MASKS, Integers]:
-        """Open the packets; return all shares, which of them came, and the pairs that failed."""
-        k, live = kept.partners.size, request.live
+    def _open(self, kept: ClientRound, request: MaskRequest, live: MASKS) -> tuple[Bytes, MASKS]:
+        """Open the packets of the partners that take part; return the shares, and which came."""
+        k = kept.partners.size
         why = f"live has shape {live.shape}, not {kept.partners.shape}"
         refuse_if(live.shape != kept.partners.shape, why)
         column, came = np.flatnonzero(live), request.packets.shape[0]
@@ -539,8 +514,7 @@ class SumClient:
                 is_signed = self._trusted().registry.verify(dealer, signature, *signed)
                 why = f"the round key of party {dealer} is not the one it signed"
                 refuse_if(not is_signed, why)
-        failed = kept.partners[live & ~has]
-        return held, has, np.stack([np.full_like(failed, self.party), failed], 1)
+        return held, has
 
 
 # What answers each exchange; of the last, either may be missing

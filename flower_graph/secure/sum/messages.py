@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,19 +94,15 @@ class SumTerms:
         return hashlib.sha256(parts).digest()
 
 
-# In a holder's answer: what it shows of each of its partners, NOTHING where it has no share
+# Of each of the holder's partners
 KINDS = "0: nothing; 1: the share of a partner's seed; 2: of its mask key"
-Kinds = Annotated[Bytes, Block("unmask-kinds", KINDS, shape="p k")]
+KIND = Block("unmask-kinds", KINDS, shape="k")
 
 
-def none_declared() -> Integers:
-    """Return the declaration where nothing is to be aligned."""
-    return np.zeros((0, 2), np.int64)
-
-
-def nothing() -> Bytes:
-    """Return no bytes, for an entry that is left out."""
-    return np.zeros(0, np.uint8)
+# Any: what dataclasses take as a default
+def none(kind: type[np.generic] = np.int64, *row: int) -> Any:
+    """Return the default of an array's entry that is left out: no rows."""
+    return field(default_factory=lambda: np.zeros((0, *row), kind))
 
 
 class SumMessage(Message):
@@ -139,36 +134,21 @@ class KeyReply(SumMessage, up="sum_enroll", prefix="sum-"):
     # Only if the server may lie
     party: Annotated[int | None, Whole(least=0)] = None  # number in the registry
     # to its part of the graph's seed
-    commitment: Annotated[Bytes, Block(shape=f"{SEED_BYTES}")] = field(default_factory=nothing)
+    commitment: Annotated[Bytes, Block(shape=f"{SEED_BYTES}")] = none(np.uint8)
     # over all these (Ed25519)
-    signature: Annotated[Bytes, Block(shape=f"{SIGNATURE}")] = field(default_factory=nothing)
+    signature: Annotated[Bytes, Block(shape=f"{SIGNATURE}")] = none(np.uint8)
     # clients, and points of each for an alignment
-    declared: Annotated[Integers, Exact(shape="c 2")] = field(default_factory=none_declared)
+    declared: Annotated[Integers, Exact(shape="c 2")] = none(np.int64, 2)
 
     @property
     def number(self) -> int:
         """Its number as a party: the lowest of its clients', unless it signs for another."""
         return int(self.clients.min()) if self.party is None else self.party
 
-    def signed(self, identity: Identity, block_cap: int) -> KeyReply:
-        """Return it signed with the party's own key; ``IdentityError`` if it is not allowed."""
-        self._check_grant(identity.registry, block_cap)
-        why = f"the binding is of party {self.party}, not {identity.party}"
-        refuse_if(identity.party != self.party, why, IdentityError)
+    def signed(self, identity: Identity) -> KeyReply:
+        """Return it signed with the party's own key."""
         signature = identity.sign(BINDING, *self._parts())
         return replace(self, signature=np.frombuffer(signature, np.uint8))
-
-    def verify(self, registry: Registry, block_cap: int | None = None) -> None:
-        """Refuse it unless the party signed it and the registry grants what it claims.
-
-        ``block_cap`` is the most points that a client may bring. ``IdentityError`` names the party
-        and the fault.
-        """
-        self._check_grant(registry, block_cap)
-        is_signed = registry.verify(self.number, self.signature.tobytes(), BINDING, *self._parts())
-        why = "its binding is not signed for this run and version of the registry"
-        why = f"party {self.party}: {why}, {registry.digest.hex()[:16]}"
-        refuse_if(not is_signed, why, IdentityError)
 
     def _parts(self) -> tuple[bytes, ...]:
         clients, blocks = (
@@ -176,7 +156,12 @@ class KeyReply(SumMessage, up="sum_enroll", prefix="sum-"):
         )
         return self.run_id, clients, self.channel_key.tobytes(), self.commitment.tobytes(), blocks
 
-    def _check_grant(self, registry: Registry, block_cap: int | None) -> None:
+    def verify(self, registry: Registry, block_cap: int | None = None) -> None:
+        """Refuse it unless the party signed it and the registry grants what it claims.
+
+        ``block_cap`` is the most points that a client may bring. ``IdentityError`` names the party
+        and the fault.
+        """
         who, clients, sizes = f"party {self.party}", self.clients.tolist(), self.declared[:, 1]
         registered = None if self.party is None else registry.parties.get(self.party)
         if registered is None or registered.revoked:
@@ -197,28 +182,31 @@ class KeyReply(SumMessage, up="sum_enroll", prefix="sum-"):
         most = 2**62 if block_cap is None else block_cap
         is_odd = ((sizes < 1) | (sizes > most)).any()
         refuse(is_odd, f"declares {sizes.max(initial=0)} points, from 1 to {most}")
+        is_signed = registry.verify(self.number, self.signature.tobytes(), BINDING, *self._parts())
+        version = registry.digest.hex()[:16]
+        why = f"its binding is not signed for this run and version of the registry, {version}"
+        refuse(not is_signed, why)
 
 
 class PrepareRequest(RoundMessage, down="sum_unmask", prefix="prepare-"):
     """Server to client: make the keys and shares of a round."""
 
-    threshold: Annotated[int, Whole()]  # shares that give a secret back
-    minimum: Annotated[int, Whole()]  # contributors without whom nothing is to be revealed
-    clients: Annotated[Integers, Clients(shape="p")]  # the party
-    # partners of each, in the server's mirrored order
-    partners: Annotated[Integers, Exact(shape="p k")]
-    channel_keys: Annotated[Bytes, Block(shape=f"f {KEY_BYTES}")]  # theirs
+    # Only of a trusted server: otherwise all this follows from the epoch
+    threshold: Annotated[int, Whole()] = 0  # shares that give a secret back
+    minimum: Annotated[int, Whole()] = 0  # contributors without whom nothing is to be revealed
+    # the party's partners, in the server's mirrored order
+    partners: Annotated[Integers, Exact(shape="k")] = none()
+    channel_keys: Annotated[Bytes, Block(shape=f"k {KEY_BYTES}")] = none(np.uint8, KEY_BYTES)
 
 
 class PrepareReply(RoundMessage, up="sum_unmask", prefix="prepare-"):
     """Client to server: public keys, commitments and sealed shares of a round."""
 
-    clients: Annotated[Integers, Clients(shape="p")]  # the party
-    round_keys: Annotated[Bytes, Block(shape=f"p {KEY_BYTES}")]  # public mask keys
-    seed_commitments: Annotated[Bytes, Block(shape=f"p {CHECK}")]  # to the seeds of the self masks
+    round_key: Annotated[Bytes, Block(shape=f"{KEY_BYTES}")]  # public mask key
+    seed_commitment: Annotated[Bytes, Block(shape=f"{CHECK}")]  # to the seed of the self mask
     # to partners' shares of seed and mask key
-    share_commitments: Annotated[Bytes, Block(shape=f"f 2 {CHECK}")]
-    packets: Annotated[Bytes, Block(shape=f"f {PACKET_BYTES}")]  # sealed shares for them
+    share_commitments: Annotated[Bytes, Block(shape=f"k 2 {CHECK}")]
+    packets: Annotated[Bytes, Block(shape=f"k {PACKET_BYTES}")]  # sealed shares for them
     # over the round key; this entry and all others of signatures: only if the server may lie
     signature: Annotated[Bytes | None, Block(shape=f"{SIGNATURE}")] = None
 
@@ -229,13 +217,12 @@ class MaskRequest(RoundMessage, down="sum_mask", prefix="mask-"):
     length: Annotated[int, Whole()]  # numbers of a vector
     word: Annotated[int, Whole()]  # bits of a number
     clients: Annotated[Integers, Clients(shape="c")]  # who may contribute
-    live: Annotated[NDArray[np.bool_], Flags(shape="k")]  # which partners take part
+    # which partners take part; if the server may lie: which parties of the epoch
+    live: Annotated[NDArray[np.bool_], Flags(shape="n")]
     round_keys: Annotated[Bytes, Block(shape=f"f {KEY_BYTES}")]  # their public mask keys
     # to their shares for the party
     share_commitments: Annotated[Bytes, Block(shape=f"f 2 {CHECK}")]
     packets: Annotated[Bytes, Block(shape=f"f {PACKET_BYTES}")]  # these shares, sealed
-    # which parties of the epoch prepared
-    ready: Annotated[NDArray[np.bool_] | None, Flags(shape="n")] = None
     # of the partners' round keys
     signatures: Annotated[Bytes | None, Block(shape=f"f {SIGNATURE}")] = None
 
@@ -245,8 +232,8 @@ class MaskedReply(RoundMessage, up="sum_mask", prefix="mask-"):
 
     clients: Annotated[Integers, Clients(shape="q")]  # who is in the sum
     total: RingArray  # [L] ring words. Travels beside the entries, as an array
-    # the party and a partner whose packet does not open; left out if there is none
-    refused: Annotated[Integers, Exact(shape="n 2")] = field(default_factory=none_declared)
+    # partners whose packets do not open
+    refused: Annotated[Integers, Exact(shape="n")] = none()
     # `number:reason` for each client that is not in the sum
     left_out: Annotated[dict[int, str], Reasons()] = field(default_factory=dict)
 
@@ -254,26 +241,25 @@ class MaskedReply(RoundMessage, up="sum_mask", prefix="mask-"):
 class UnmaskRequest(RoundMessage, down="sum_unmask", prefix="unmask-"):
     """Server to client: reveal shares of a round."""
 
-    contributors: Annotated[int, Whole()]  # how many are in the sum
-    clients: Annotated[Integers, Clients(shape="p")]  # the party
-    kinds: Kinds
-    # places of partners that signed the list
-    columns: Annotated[Integers | None, Exact(shape="s")] = None
+    # Of a trusted server: how many are in the sum, and what is asked of each partner
+    contributors: Annotated[int, Whole()] = 0
+    kinds: Annotated[Bytes, KIND] = none(np.uint8)
+    # Of one that may lie: places of partners that signed the list
+    columns: Annotated[Integers, Exact(shape="s")] = none()
     # these partners' signatures of the list
-    signatures: Annotated[Bytes | None, Block(shape=f"s {SIGNATURE}")] = None
+    signatures: Annotated[Bytes, Block(shape=f"s {SIGNATURE}")] = none(np.uint8, SIGNATURE)
 
 
 class UnmaskReply(RoundMessage, up="sum_unmask", prefix="unmask-"):
     """Client to server: the shares that it reveals."""
 
-    clients: Annotated[Integers, Clients(shape="p")]  # the party
-    kinds: Kinds
+    kinds: Annotated[Bytes, KIND]
     shares: Annotated[Bytes, Block(shape=f"n {SHARE_BYTES}")]  # one for each entry that is not 0
 
     def check(self, known: Known) -> None:
-        wanted = int((self.kinds != NOTHING).sum()) * SHARE_BYTES
-        why = f"unmask-shares: {self.shares.size} bytes, expected {wanted}"
-        refuse_if(self.shares.size != wanted, why, MalformedReplyError)
+        wanted = int((self.kinds != NOTHING).sum())
+        why = f"unmask-shares: {len(self.shares)}, expected {wanted}"
+        refuse_if(len(self.shares) != wanted, why, MalformedReplyError)
 
 
 # Under a server that may lie
@@ -291,7 +277,7 @@ class RevealRequest(SumMessage, down="sum_reveal", prefix="reveal-"):
     parties: Annotated[Integers, Clients(shape="n")]  # whose they are, ascending
     commitments: Annotated[Bytes, Block(shape=f"n {SEED_BYTES}")]  # of all
     # all clients that are to be aligned, ascending, and the points of each; as above
-    declared: Annotated[Integers, Exact(shape="b 2")] = field(default_factory=none_declared)
+    declared: Annotated[Integers, Exact(shape="b 2")] = none(np.int64, 2)
 
 
 class RevealReply(SumMessage, up="sum_reveal", prefix="reveal-"):
@@ -329,12 +315,7 @@ class ListReply(RoundMessage, up="sum_list", prefix="list-"):
     signature: Annotated[Bytes, Block(shape=f"{SIGNATURE}")]  # over epoch, round and list
 
 
-def sum_bytes(unmask: Iterable[UnmaskRequest], prepare: Iterable[PrepareRequest]) -> int:
-    """Return the most bytes of a reply with shares of one sum and keys for the next."""
-    shares = max((r.clients.nbytes + r.kinds.size * (1 + SHARE_BYTES) for r in unmask), default=0)
-    per_partner = 2 * CHECK + PACKET_BYTES
-    keys = max(
-        (r.clients.size * (8 + KEY_BYTES + CHECK) + r.partners.size * per_partner for r in prepare),
-        default=0,
-    )
-    return ROOM + shares + keys
+def sum_bytes(partners: int, following: int) -> int:
+    """Return the most bytes of a reply about the partners of one sum and of the next."""
+    keys = KEY_BYTES + CHECK + SIGNATURE + following * (2 * CHECK + PACKET_BYTES)
+    return ROOM + partners * (1 + SHARE_BYTES) + keys

@@ -16,11 +16,13 @@ but it adds vectors up as they come. So the sums of a few parties, by turns, are
 total, to be taken out again.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +33,6 @@ from flower_graph.secure.node_config import DIFFER_BY
 from flower_graph.secure.parties.epoch import LIST, MASKS, ROUND_KEY, Epoch
 from flower_graph.secure.parties.identity import SIGNATURE_BYTES
 from flower_graph.secure.parties.journal import choose, members_of, set_of
-from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.ring import WORDS, RingArray, add_streams
 from flower_graph.secure.shamir import SHARE_BYTES, combine_shares
 from flower_graph.secure.sum.messages import (
@@ -50,6 +51,9 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
 )
 from flower_graph.wire.fields import Bytes, Integers
+
+if TYPE_CHECKING:
+    from flower_graph.secure.sum.server import SumServer
 
 
 class Cause(Enum):
@@ -95,11 +99,9 @@ class Skipped:
 
 
 StageReply = PrepareReply | MaskedReply | ListReply | UnmaskReply
-# Told the reason and, of what is proven, the SuperNode: its clients are asked no more
-Blame = Callable[[Reason, int | None], None]
 
 # Parties beyond `differ-by` that may be left out, should some vanish that are ready
-SPARE = 2
+SPARE = 4
 
 
 class Circle(NamedTuple):
@@ -116,27 +118,23 @@ class SumRound:
     """One round at the server; of an `Epoch` it counts parties, not clients."""
 
     def __init__(
-        self,
-        circle: Circle | Epoch,
-        number: int,
-        nodes: list[int | None],
-        hosted: list[list[int]],
-        channel_keys: Bytes,
-        blame: Blame,
-        registry: Registry | None = None,
-        earlier: dict[str, list[int]] | None = None,
+        self, server: SumServer, circle: Circle | Epoch, number: int, local: Mapping[int, list[int]]
     ) -> None:
-        # nodes: None where a party is not connected; hosted: the clients that each party adds up;
-        # earlier: the parties in the epochs' earlier sums, by purpose
+        # local: of the parties that are there the clients whose vectors each adds up
         self.run_id, self.parties, self.partners = circle.id, circle.parties, circle.partners
         self.threshold, self.minimum = circle.threshold, circle.minimum
         m, k = self.partners.shape
-        self.number, self._channel_keys, self._blame = number, channel_keys, blame
+        self.number, self._server = number, server
         self._epoch = circle if isinstance(circle, Epoch) else None
-        self._registry, self._earlier = registry, {} if earlier is None else earlier
-        self._hosted = [list(local) for local in hosted]
+        parties = self.parties.tolist()
+        bound = [server.bindings[party] for party in parties]
+        keys = (one.channel_key.tobytes() for one in bound)
+        self._channel_keys = channel.rows_of(keys, m, channel.KEY_BYTES)
+        both = zip(parties, bound, strict=True)
+        self._hosted = [local.get(party, one.clients.tolist()) for party, one in both]
         self._asked = self._count(np.ones(m, np.bool_))
-        self._rows = {node: row for row, node in enumerate(nodes) if node is not None}
+        nodes = {party: node for node, party in server.nodes.items()}
+        self._rows = {nodes[party]: row for row, party in enumerate(parties) if party in local}
         self.round_keys = np.zeros((m, channel.KEY_BYTES), np.uint8)
         self.seed_commitments = np.zeros((m, channel.COMMITMENT_BYTES), np.uint8)
         self.share_commitments = np.zeros((m, k, 2, channel.COMMITMENT_BYTES), np.uint8)
@@ -148,7 +146,6 @@ class SumRound:
         self.has = np.zeros((m, k), np.bool_)
         # Whose packet a holder cannot open, as it says; by dealer and the holder's column
         self._refused = np.zeros((m, k), np.bool_)
-        self.suspects: Integers = np.zeros(0, np.int64)  # at odds with most, unproven
         self.total: RingArray = np.zeros(0, WORDS[64])
         self.skipped: Reason | None = None
         self._stage, self.terms = "prepare", b""  # the terms, hashed, once they are known
@@ -166,19 +163,27 @@ class SumRound:
         self._open = {node if at == old else at for at in self._open}
 
     def prepare_requests(self) -> dict[int, PrepareRequest]:
-        requests = {}
-        for node, row in self._rows.items():
-            partners = self.partners[row]
-            terms = self.run_id, self.number, self.threshold, self.minimum
-            named = self.parties[[row]], self.parties[partners][None]
-            requests[node] = PrepareRequest(*terms, *named, self._channel_keys[partners])
-        return requests
+        """Ask for keys and shares; partners and terms of an epoch are known to its parties."""
+        requests = {node: PrepareRequest(self.run_id, self.number) for node in self._rows}
+        if self._epoch is None:
+            for node, row in self._rows.items():
+                one, partners = requests[node], self.partners[row]
+                one.threshold, one.minimum = self.threshold, self.minimum
+                one.partners, one.channel_keys = (
+                    self.parties[partners],
+                    self._channel_keys[partners],
+                )
+        return {} if self.skipped else requests
+
+    def _present(self) -> list[tuple[int, int]]:
+        """Return the SuperNodes that have not gone, and their rows."""
+        return [(node, row) for node, row in self._rows.items() if node in self._server.nodes]
 
     def take(self, node: int, reply: StageReply) -> None:
         """Process a SuperNode's reply of the present stage, whole or not at all."""
         number, refuse = self.number, partial(refuse_if, error=MalformedReplyError)
-        why = f"run {reply.run_id.hex()}, expected {self.run_id.hex()}"
-        refuse(reply.run_id != self.run_id, why)
+        is_other = (reply.run_id, reply.server_round) != (self.run_id, number)
+        refuse(is_other, f"run {reply.run_id.hex()}, round {reply.server_round}: not {number}")
         stage, take = STAGES[type(reply)]
         why = f"round {number} is in the stage {self._stage}, not {stage}"
         refuse(stage != self._stage, why)
@@ -188,34 +193,27 @@ class SumRound:
         self._open.remove(node)
 
     def _take_prepare(self, row: int, reply: PrepareReply) -> None:
-        party, k = int(self.parties[row]), self.partners.shape[1]
+        key = reply.round_key.tobytes()
         if self._epoch is not None:
-            parts = self._epoch.key_parts(self.number, reply.round_keys.tobytes())
+            parts = self._epoch.key_parts(self.number, key)
             self.keys[row] = self._verified(row, reply.signature, ROUND_KEY, parts)
-        why = f"round {self.number}: prepared for other clients than asked"
-        refuse_if(reply.clients.tolist() != [party], why, MalformedReplyError)
-        came = reply.packets.shape[0], reply.share_commitments.shape[0]
-        why = f"{came[0]} packets and commitments to {came[1]}, expected {k}"
-        refuse_if(came != (k, k), why, MalformedReplyError)
-        if channel.is_low_order(reply.round_keys.tobytes()):
+        if channel.is_low_order(key):
             self._convict(row, "its round key is of low order")
-            raise MalformedReplyError(f"round key of client {party}: of low order")
-        self.round_keys[row] = reply.round_keys
-        self.seed_commitments[row] = reply.seed_commitments
+            raise MalformedReplyError(f"round key of client {self.parties[row]}: of low order")
+        self.round_keys[row] = reply.round_key
+        self.seed_commitments[row] = reply.seed_commitment
         self.share_commitments[row] = reply.share_commitments
         self._packets[row] = reply.packets
         self.live[row] = True
 
-    def mask_requests(
-        self, length: int, word: int, terms: SumTerms, out: Collection[int] = ()
-    ) -> dict[int, MaskRequest]:
+    def mask_requests(self, length: int, word: int, terms: SumTerms) -> dict[int, MaskRequest]:
         """End the first stage; write the second request to each SuperNode that prepared."""
         if self.skipped:
             return {}
         self._stage = "mask"
         self.terms = terms.digest(length, word, self.threshold, self.minimum)
-        gone = set(out)
-        self.live &= [gone.isdisjoint(local) for local in self._hosted]
+        excluded = self._server.excluded
+        self.live &= [excluded.isdisjoint(local) for local in self._hosted]
         # Without enough partners a party's secrets could not be recovered; without it, its
         # partners may have too few in turn.
         while (few := self.live & (self.live[self.partners].sum(1) < self.threshold)).any():
@@ -224,7 +222,7 @@ class SumRound:
             return {}
         self.total = np.zeros(length, WORDS[word])
         requests = {}
-        for node, row in self._rows.items():
+        for node, row in self._present():
             if not self.live[row]:
                 continue
             partners = self.partners[row]
@@ -232,34 +230,37 @@ class SumRound:
             column = np.flatnonzero(live)
             dealers, mirrored = partners[column], partners.size - 1 - column
             hosted = np.array(self._hosted[row], np.int64)
-            vectors = self.run_id, self.number, length, word, hosted, live
-            shares = self.share_commitments[dealers, mirrored], self._packets[dealers, mirrored]
-            requests[node] = one = MaskRequest(*vectors, self.round_keys[dealers], *shares)
-            if self._epoch is not None:
-                one.ready, one.signatures = self.live.copy(), self.keys[dealers]
+            told, signatures = (
+                (live, None) if self._epoch is None else (self.live, self.keys[dealers])
+            )
+            requests[node] = MaskRequest(
+                self.run_id,
+                self.number,
+                length,
+                word,
+                hosted,
+                told.copy(),
+                self.round_keys[dealers],
+                self.share_commitments[dealers, mirrored],
+                self._packets[dealers, mirrored],
+                signatures,
+            )
         self._open = set(requests)
         if self._epoch is not None:
-            self._sums = self._earlier.setdefault(terms.purpose, [])
+            self._sums = self._server.earlier.setdefault(terms.purpose, [])
             self._spare = self._choose_spare(self._epoch.differ_by)
         return requests
 
     def _choose_spare(self, apart: int) -> list[int]:
-        """Choose parties to leave out, if the sum is not allowed with them."""
+        """Choose parties that can be left out, if the sum is not allowed with them."""
         ready = self.parties[self.live].tolist()
-        start = self.number * (apart + SPARE) % max(1, len(ready))
+        start = self.number * (apart + SPARE) % len(ready)
         # First those that an earlier sum was made without: its set can be had again.
         order = sorted(
             ready[start:] + ready[:start],
             key=lambda party: -sum(not one >> party & 1 for one in self._sums),
         )
-        chosen = self._choose(set_of(ready), order, apart)
-        left_out = [] if chosen is None else members_of(set_of(ready) & ~chosen)
-        others = [party for party in order if party not in left_out]
-        return left_out + others[: apart + SPARE]
-
-    def _choose(self, present: int, spare: list[int], apart: int) -> int | None:
-        few = {"fewest": self.minimum, "number": self.number}
-        return choose(present, self._sums, apart, spare=spare, **few)
+        return order[: apart + SPARE]
 
     def _take_masked(self, row: int, reply: MaskedReply) -> None:
         local = self._hosted[row]
@@ -270,12 +271,12 @@ class SumRound:
         came, asked = (f"{one.dtype} {one.shape}" for one in (reply.total, self.total))
         refuse(came != asked, f"{came}, not {asked}")
         # Packets that it cannot open; none twice, none that was not sent
-        partners, pairs, party = self.partners[row], reply.refused, int(self.parties[row])
+        partners, party = self.partners[row], int(self.parties[row])
         column = np.flatnonzero(self.live[partners])
-        checked = pairs[: column.size]  # more are wrong anyway, and not worth the memory
-        refused = column[np.isin(self.parties[partners[column]], checked[:, 1])]
-        is_wrong = (checked[:, 0] != party).any() or refused.size != len(pairs)
-        refuse(is_wrong, f"{len(pairs)} do not open, {refused.size} of them were sent")
+        checked = reply.refused[: column.size]  # more are wrong anyway, and not worth the memory
+        refused = column[np.isin(self.parties[partners[column]], checked)]
+        why = f"{reply.refused.size} do not open, {refused.size} of them were sent"
+        refuse(refused.size != reply.refused.size, why)
         self.total += reply.total
         self.contributed[row] = True
         self._refused[partners[refused], partners.size - 1 - refused] = True
@@ -294,7 +295,8 @@ class SumRound:
             return {}
         present = set_of(self.parties[self.contributed].tolist())
         spare = [one for one in self._spare if one in self._kept]
-        chosen = self._choose(present, spare, epoch.differ_by)
+        few = {"fewest": self.minimum, "number": self.number}
+        chosen = choose(present, self._sums, epoch.differ_by, spare=spare, **few)
         if chosen is None:
             self.skip(
                 f"whoever is left out, this sum differs by fewer than {epoch.differ_by} SuperNodes "
@@ -319,7 +321,7 @@ class SumRound:
         if chosen not in self._sums:
             self._sums.append(chosen)
         request = ListRequest(self.run_id, self.number, listed)
-        requests = {node: request for node, row in self._rows.items() if listed[row]}
+        requests = {node: request for node, row in self._present() if listed[row]}
         self._stage, self._open = "list", set(requests)
         return requests
 
@@ -333,8 +335,8 @@ class SumRound:
         self, row: int, signature: Bytes | None, purpose: bytes, parts: tuple[bytes, ...]
     ) -> Bytes:
         party, signed = int(self.parties[row]), b"" if signature is None else signature.tobytes()
-        assert self._registry is not None
-        is_valid = self._registry.verify(party, signed, purpose, *parts)
+        assert self._server.registry is not None
+        is_valid = self._server.registry.verify(party, signed, purpose, *parts)
         if signature is None or not is_valid:
             raise MalformedReplyError(f"party {party}: its signature is not valid")
         return signature
@@ -350,32 +352,31 @@ class SumRound:
         vanished = self.live & ~self.contributed & has_masks
         self.kinds[self.contributed], self.kinds[vanished] = SEED, MASK_KEY
         requests = {}
-        contributors = self._count(self.contributed)
-        for node, row in self._rows.items():
-            kinds = self.kinds[self.partners[[row]]]
-            if self.live[row] and (kinds != NOTHING).any():
-                about = self.run_id, self.number, contributors, self.parties[[row]]
-                requests[node] = one = UnmaskRequest(*about, kinds)
-                if self._epoch is not None:
-                    # The partners' signatures of the list; without enough of them a party refuses
-                    partners = self.partners[row]
-                    one.columns = np.flatnonzero(self.signed[partners])[: self.threshold]
-                    one.signatures = self.lists[partners[one.columns]]
-                    if not self.signed[row] or one.columns.size < self.threshold:
-                        del requests[node]
+        about = self.run_id, self.number
+        for node, row in self._present():
+            partners = self.partners[row]
+            kinds = self.kinds[partners]
+            if not self.live[row] or not kinds.any():
+                continue
+            if self._epoch is None:
+                requests[node] = UnmaskRequest(*about, self._count(self.contributed), kinds)
+                continue
+            # The partners' signatures of the list; without enough of them a party refuses
+            columns = np.flatnonzero(self.signed[partners])[: self.threshold]
+            if self.signed[row] and columns.size == self.threshold:
+                signatures = self.lists[partners[columns]]
+                requests[node] = UnmaskRequest(*about, columns=columns, signatures=signatures)
         self._open = set(requests)
         return requests
 
     def _take_shares(self, row: int, reply: UnmaskReply) -> None:
-        said, refuse = f"round {self.number}:", partial(refuse_if, error=MalformedReplyError)
-        is_other = reply.clients.tolist() != [self.parties[row]]
-        refuse(is_other, f"{said} shares of other clients than asked")
-        asked, why = self.kinds[self.partners[[row]]], f"{said} shares that were not asked for"
-        refuse(reply.kinds.shape != asked.shape, why)
-        refuse(((reply.kinds != NOTHING) & (reply.kinds != asked)).any(), why)
-        column = np.flatnonzero(reply.kinds[0])
+        asked = self.kinds[self.partners[row]]
+        is_other = ((reply.kinds != NOTHING) & (reply.kinds != asked)).any()
+        why = f"round {self.number}: shares that were not asked for"
+        refuse_if(is_other, why, MalformedReplyError)
+        column = np.flatnonzero(reply.kinds)
         dealers, columns = self.partners[row, column], self.partners.shape[1] - 1 - column
-        promised = self.share_commitments[dealers, columns, asked[0, column] - SEED]
+        promised = self.share_commitments[dealers, columns, asked[column] - SEED]
         about, found = (self.run_id, self.number), []
         for dealer, share in zip(dealers.tolist(), channel.pieces(reply.shares), strict=True):
             both = int(self.parties[dealer]), int(self.parties[row])
@@ -404,12 +405,12 @@ class SumRound:
         there = [self._hosted[row] for row in np.flatnonzero(self.contributed).tolist()]
         return SumResult(self.total, np.sort(np.concatenate(there)))
 
-    def _convict(self, row: int, why: str) -> None:
+    def _convict(self, row: int, why: str, cause: Cause = Cause.PROVEN) -> None:
         node = next(node for node, at in self._rows.items() if at == row)
-        self._blame(Reason(Cause.PROVEN, why, int(self.parties[row]), self.number), node)
+        self._server.blame(Reason(cause, why, int(self.parties[row]), self.number), node)
 
     def _note(self, kind: Cause, client: int, text: str) -> None:
-        self._blame(Reason(kind, text, client, self.number), None)
+        self._server.blame(Reason(kind, text, client, self.number), None)
 
     def skip(self, text: str) -> None:
         """Give the sum up: nothing of it is revealed any more."""
@@ -442,7 +443,7 @@ class SumRound:
         few = needed[self.has[needed].sum(1) < self.threshold]
         if few.size:
             if self._epoch is None:
-                self.suspects = self._most_disputed()
+                self._exclude_most_disputed()
             self.skip(
                 f"too few shares came for {few.size} clients (the first is "
                 f"{self.parties[few[0]]}: {self.has[few[0]].sum()} of {self.threshold})"
@@ -471,16 +472,16 @@ class SumRound:
             return
         add_streams(self.total, masks)
 
-    def _most_disputed(self) -> Integers:
-        """Return the one party that disputes packets with most others."""
+    def _exclude_most_disputed(self) -> None:
+        """Exclude the one party that disputes packets with most others, if there is one."""
         # Honest SuperNodes dispute packets with liars only: if there is one liar, with it alone.
         dealers, columns = np.nonzero(self._refused)
         pair = np.stack([dealers, self.partners[dealers, columns]])
         sides = np.unique(np.concatenate([pair, pair[::-1]], 1), axis=1)[0]
         odds = np.bincount(sides, minlength=1)
-        if odds.max() < 2 or (odds == odds.max()).sum() > 1:
-            return self.suspects
-        return np.array(self.parties[[odds.argmax()]])
+        if odds.max() >= 2 and (odds == odds.max()).sum() == 1:
+            why = "most others and its SuperNode cannot open what they seal for each other"
+            self._convict(int(odds.argmax()), why, Cause.AT_ODDS)
 
     def secret_of(self, row: int, kind: int, shares: Mapping[int, bytes]) -> bytes | None:
         """Reconstruct a secret from its holders' shares; None if it was not committed to."""

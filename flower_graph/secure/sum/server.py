@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from flower_graph.errors import IdentityError, MalformedReplyError, refuse_if
-from flower_graph.secure.channel import KEY_BYTES, is_low_order, rows_of
+from flower_graph.secure.channel import is_low_order, rows_of
 from flower_graph.secure.node_config import DIFFER_BY, MOST_BLOCK, MOST_POINTS, USUAL_DIFFERENCE
 from flower_graph.secure.parties.epoch import MOST_LISTS, Epoch, commit, plan_of
 from flower_graph.secure.parties.registry import Registry
@@ -32,37 +32,29 @@ from flower_graph.secure.sum.messages import (
     EpochRequest,
     KeyReply,
     KeyRequest,
-    ListReply,
-    ListRequest,
-    MaskRequest,
-    PrepareRequest,
     RevealReply,
     RevealRequest,
-    SumTerms,
-    UnmaskRequest,
 )
 from flower_graph.secure.sum.partners import check_shares, partners, plan
 from flower_graph.secure.sum.round import (
     Cause,
     Circle,
     Reason,
-    Skipped,
-    StageReply,
-    SumResult,
     SumRound,
 )
 from flower_graph.wire.codec import Message
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.fields import RUN_BYTES
-from flower_graph.wire.ledger import setup_bytes
 
 LOG = logging.getLogger(__name__)
 M = TypeVar("M", bound=Message)
 
 
-# Sends a message to each of some SuperNodes and reads their replies, as ``Session.send``. Any: what
-# is read of a reply
-Send = Callable[..., Replies[Any]]
+# Sends messages of an action in a round, and has each reply taken: ``SecureSum.tell``. Any: what is
+# made of replies
+Send = Callable[
+    [int, str, Mapping[int, Message], type[Any], Callable[[int, Any], object]], Replies[Any]
+]
 MOST_BEGINNINGS = 8  # times that a client enrols with keys of its own in a run
 MOST_CHEATS = 3  # SuperNodes that are proven to cheat before nobody new is taken any more
 ALONE = 0, 0, 0  # the plan of a SuperNode whose clients are all in the sum
@@ -79,13 +71,10 @@ class SumServer:
         Share of them that may tell the server all they hold.
     """
 
-    # A round is ``open_round``, ``mask_requests``, ``unmask_requests``, after each of them ``take``
-    # for every reply, and ``result``. Two rounds may be open at once, so the next can be prepared
-    # while this one is unmasked. ``take`` raises ``MalformedReplyError`` for a reply that is late,
-    # second, of another run, round or length, or about clients of other SuperNodes, and then has
-    # taken nothing of it.
+    # A round is a `SumRound` that `open_round` returns. Two may be open at once, so the next can be
+    # prepared while this one is unmasked.
 
-    _signed: bool | None = None  # whether SuperNodes sign what they enrol with
+    registry: Registry | None = None  # of SuperNodes that sign what they enrol with
 
     def __init__(self, *, dropout: float = 0.3, corrupt: float = 0.1) -> None:
         check_shares(dropout, corrupt)
@@ -93,7 +82,7 @@ class SumServer:
         self.run_id = os.urandom(RUN_BYTES)
         # What each party enrolled with last, those that have gone too; and where the others are
         self.bindings: dict[int, KeyReply] = {}
-        self._at: dict[int, int] = {}  # SuperNode: party
+        self.nodes: dict[int, int] = {}  # SuperNode: party
         self.homes: dict[int, int] = {}  # client: SuperNode
         self.blamed: list[Reason] = []  # clients at fault and what they did, oldest first
         self._named = 0  # of these that `take_blamed` has returned
@@ -101,8 +90,9 @@ class SumServer:
         self._barred: set[int] = set()  # those SuperNodes
         self._beginnings = Counter[int]()  # of each client, with new keys
         self._cheats = 0  # SuperNodes that were proven to cheat
-        self._rounds: dict[int, SumRound] = {}
+        self.rounds: list[SumRound] = []  # that may be open
         self._last = -1
+        self.earlier: dict[str, list[int]] = {}  # parties in the epochs' sums, by purpose
         self._warned = False  # of what sums over time tell
 
     @property
@@ -130,7 +120,7 @@ class SumServer:
     def node_of_party(self, party: int) -> int | None:
         keys = self.bindings.get(party)
         node = None if keys is None else self.homes.get(int(keys.clients[0]))
-        return None if node is None or self._at[node] != party else node
+        return None if node is None or self.nodes[node] != party else node
 
     # For servers that clients need not trust (``flower_graph.secure.parties``)
 
@@ -146,7 +136,7 @@ class SumServer:
 
     def question(self) -> KeyRequest:
         """Return the request to a SuperNode that is to enrol."""
-        return KeyRequest(self.run_id, signed=self._signed)
+        return KeyRequest(self.run_id, signed=None if self.registry is None else True)
 
     def check_keys(self, node: int, reply: KeyReply) -> None:
         """Refuse keys of another run, keys of low order, and clients that may not begin anew."""
@@ -195,13 +185,13 @@ class SumServer:
 
     def forget(self, node: int) -> None:
         """Remove a SuperNode; another SuperNode may host its clients."""
-        if (party := self._at.pop(node, None)) is not None:
+        if (party := self.nodes.pop(node, None)) is not None:
             for client in self.bindings[party].clients.tolist():
                 del self.homes[client]
 
     def knows(self, old: int, reply: KeyReply) -> bool:
         """Tell whether a SuperNode enrolled with exactly these clients and this key."""
-        return self._at.get(old) == reply.number and self._is_same(reply)
+        return self.nodes.get(old) == reply.number and self._is_same(reply)
 
     def _is_same(self, reply: KeyReply) -> bool:
         before = self.bindings[reply.number]
@@ -212,75 +202,37 @@ class SumServer:
         """Register a SuperNode under another id: it was restarted and has kept its keys."""
         party = self._party(old)
         self._barred |= {node} if old in self._barred else set()
-        del self._at[old]
-        self._at[node] = party
+        del self.nodes[old]
+        self.nodes[node] = party
         self.homes |= dict.fromkeys(self.bindings[party].clients.tolist(), node)
-        for one in self._rounds.values():
+        for one in self.rounds:
             one.move(old, node)
 
     def _settle(self, node: int, reply: KeyReply) -> None:
         for old in (self.node_of_party(reply.number), node):
             if old is not None:
                 self.forget(old)
-        self.bindings[reply.number], self._at[node] = reply, reply.number
+        self.bindings[reply.number], self.nodes[node] = reply, reply.number
         self.homes |= dict.fromkeys(reply.clients.tolist(), node)
 
     def _party(self, node: int) -> int:
-        if node not in self._at:
+        if node not in self.nodes:
             raise MalformedReplyError(f"node {node} is no party")
-        return self._at[node]
+        return self.nodes[node]
 
-    def open_round(self, number: int, clients: Iterable[int]) -> dict[int, PrepareRequest]:
+    def open_round(self, number: int, clients: Iterable[int]) -> SumRound:
         if number <= self._last:
             raise ValueError(f"round {number} is not after {self._last}, the last one")
-        opened = self._rounds[number] = self._begin(number, set(clients))
-        self._last = number
-        for old in sorted(self._rounds)[:-KEPT_ROUNDS]:  # that nobody ended
-            del self._rounds[old]
-        return {} if opened.skipped else opened.prepare_requests()
-
-    def take(self, node: int, reply: StageReply) -> None:
-        self._round(reply.server_round).take(node, reply)
-
-    def mask_requests(
-        self, number: int, length: int, word: int, terms: SumTerms
-    ) -> dict[int, MaskRequest]:
-        """Ask every SuperNode that prepared for its masked sum of ``length`` words."""
-        return self._there(self._round(number).mask_requests(length, word, terms, self.excluded))
-
-    def sign(self, number: int, server_round: int, send: Send) -> None:
-        """Settle the members of a sum; parties that do not trust the server sign them."""
-        requests = self.list_requests(number)
-        self._exchange(send, server_round, "sum_list", requests, ListReply, self.take)
-
-    def list_requests(self, number: int) -> dict[int, ListRequest]:
-        return self._there(self._round(number).list_requests())
-
-    def unmask_requests(self, number: int) -> dict[int, UnmaskRequest]:
-        """Write the requests for shares; none if too few clients are in the sum."""
-        return self._there(self._round(number).unmask_requests())
-
-    def _there(self, requests: dict[int, M]) -> dict[int, M]:
-        """Leave out SuperNodes that have gone since they prepared."""
-        return {node: request for node, request in requests.items() if node in self._at}
-
-    def result(self, number: int) -> SumResult | Skipped:
-        """End a round and return its sum; replies that come later are refused."""
-        result, one = self._round(number).result(), self._rounds.pop(number)
-        nodes = {self.node_of(client) for client in one.suspects.tolist()}
-        for client, node in sorted(self.homes.items()):
-            if node in nodes and client not in self.excluded:
-                text = "most others and its SuperNode cannot open what they seal for each other"
-                self._blame(Reason(Cause.AT_ODDS, text, client, number), None)
-                self._excluded.add(client)
-        return result
+        self._last, opened = number, self._begin(number, set(clients))
+        self.rounds = [*self.rounds[1 - KEPT_ROUNDS :], opened]
+        return opened
 
     def _begin(self, number: int, clients: set[int]) -> SumRound:
         chosen = sorted(clients - self.excluded)
         local: dict[int, list[int]] = {}  # by party
         for client in chosen:
             refuse_if(client not in self.homes, f"client {client} is not enrolled", ValueError)
-            local.setdefault(self._at[self.homes[client]], []).append(client)
+            local.setdefault(self.nodes[self.homes[client]], []).append(client)
         if not self._warned:
             self._warned = True
             LOG.warning(
@@ -299,73 +251,31 @@ class SumServer:
         graph = partners(np.arange(m), k, seed, number) if k else np.zeros((1, 0), np.int64)
         minimum = max(2, threshold + 1, m - vanished, len(chosen) - dropped)
         parties = np.array(sorted(local), np.int64)
-        return self._open(Circle(self.run_id, parties, graph, threshold, minimum), number, local)
-
-    def _open(
-        self,
-        circle: Circle | Epoch,
-        number: int,
-        local: Mapping[int, list[int]],
-        *trust: Any,
-    ) -> SumRound:
-        """Open a round; ``local`` has the clients of the parties that are there."""
-        # trust: where parties do not trust the server, the registry and earlier sums
-        parties = circle.parties.tolist()
-        bound = [self.bindings[party] for party in parties]
-        nodes = [self.node_of_party(party) if party in local else None for party in parties]
-        hosted = [
-            local.get(n, keys.clients.tolist()) for n, keys in zip(parties, bound, strict=True)
-        ]
-        keys = rows_of((one.channel_key.tobytes() for one in bound), len(parties), KEY_BYTES)
-        return SumRound(circle, number, nodes, hosted, keys, self._blame, *trust)
+        return SumRound(
+            self, Circle(self.run_id, parties, graph, threshold, minimum), number, local
+        )
 
     def _none(self, number: int, why: str) -> SumRound:
         """Return a round that is skipped from its beginning."""
         nobody = np.zeros(0, np.int64)
-        one = self._open(Circle(self.run_id, nobody, nobody.reshape(0, 0), 0, 0), number, {})
+        one = SumRound(self, Circle(self.run_id, nobody, nobody.reshape(0, 0), 0, 0), number, {})
         one.skip(why)
         return one
 
-    def _exchange(
-        self,
-        send: Send,
-        server_round: int,
-        action: str,
-        requests: Mapping[int, Message],
-        kind: type[M],
-        take: Callable[[int, M], object],
-    ) -> Replies[object]:
-        if not requests:
-            return Replies()
-        return send(
-            {node: request.to_record() for node, request in requests.items()},
-            server_round,
-            lambda node, content: take(node, kind.read(content)),
-            message_type=f"train.{action}",
-            max_reply_bytes=setup_bytes(),
-        )
-
-    def _round(self, server_round: int) -> SumRound:
-        why = f"round {server_round} is not open; open: {sorted(self._rounds)}"
-        refuse_if(server_round not in self._rounds, why, MalformedReplyError)
-        return self._rounds[server_round]
-
-    def _blame(self, reason: Reason, node: int | None) -> None:
+    def blame(self, reason: Reason, node: int | None) -> None:
+        """Record a fault; if it is a SuperNode's, exclude all its clients."""
         client = reason.client
         if node is None or client is None:
             self.blamed.append(reason)
             return
-        hosted = {other for other, at in self.homes.items() if at == node} - {client}
-        if node not in self._barred:
-            self._cheats += 1
-        self._barred.add(node)
-        if client not in self.excluded:
-            self.blamed.append(reason)
+        if reason.kind is Cause.PROVEN:
+            self._cheats += node not in self._barred
+            self._barred.add(node)
+        hosted = {other for other, at in self.homes.items() if at == node} | {client}
         text = f"{reason.text} (client {client}, same SuperNode)"
-        self.blamed += [
-            replace(reason, client=other, text=text) for other in sorted(hosted - self.excluded)
-        ]
-        self._excluded |= {client, *hosted}
+        for one in sorted(hosted - self._excluded):
+            self.blamed.append(reason if one == client else replace(reason, client=one, text=text))
+        self._excluded |= hosted
 
 
 # Without trust: the server carries, the parties check --------------------------------------------
@@ -401,7 +311,7 @@ class PartySums(SumServer):
         If a share is impossible, or the registry has too few parties for a sum.
     """
 
-    _signed = True
+    registry: Registry
 
     def __init__(
         self,
@@ -420,7 +330,6 @@ class PartySums(SumServer):
         why = f"the registry has {active} parties, a sum needs {fewest}"
         refuse_if(active < fewest, why, ValueError)
         self._differ_by = differ_by
-        self._earlier: dict[str, list[int]] = {}  # parties in earlier sums, by purpose
         self._cheating: set[int] = set()  # parties
         self._unbound: set[int] = set()  # SuperNodes that are to bind under another registry
         self._fresh: set[int] = set()  # parties that have bound themselves for the next epoch
@@ -437,7 +346,7 @@ class PartySums(SumServer):
     @property
     def parties(self) -> list[int]:
         """Parties that are connected and have not cheated, ascending."""
-        return sorted(set(self._at.values()) - self._cheating)
+        return sorted(set(self.nodes.values()) - self._cheating)
 
     @property
     def members(self) -> list[int]:
@@ -496,7 +405,7 @@ class PartySums(SumServer):
         self._settle(node, reply)
 
     def forget(self, node: int) -> None:
-        self._fresh.discard(self._at.get(node, -1))
+        self._fresh.discard(self.nodes.get(node, -1))
         super().forget(node)
 
     def exclude(self, clients: Iterable[int]) -> None:
@@ -521,13 +430,13 @@ class PartySums(SumServer):
             [number for number in old.keys() & new.keys() if old[number].key != new[number].key],
             [n for n in old if n not in new or (new[n].revoked and not old[n].revoked)],
         )
-        self.registry, self._unbound, self.epoch = registry, set(self._at), None
+        self.registry, self._unbound, self.epoch = registry, set(self.nodes), None
         self._give_up_rounds()
         for node in self._unbound:
             self.forget(node)
 
     def _give_up_rounds(self) -> None:
-        for one in self._rounds.values():
+        for one in self.rounds:
             one.skip(self._too_few)
 
     @property
@@ -540,32 +449,31 @@ class PartySums(SumServer):
         """Begin an epoch if a party has joined; return whether one has begun."""
         self._fresh |= self._bind(server_round, send, self._unbound.intersection(nodes))
         self._unbound.clear()
-        present = {party for node, party in self._at.items() if node in nodes} - self._cheating
+        present = {party for node, party in self.nodes.items() if node in nodes} - self._cheating
         if present <= self._taking_part - self._fresh:
             return False
         for _ in range(TRIES):
             if self.lists >= MOST_LISTS:
                 return False
-            old = {node for node, party in self._at.items() if party in present - self._fresh}
+            old = {node for node, party in self.nodes.items() if party in present - self._fresh}
             present &= self._bind(server_round, send, old) | self._fresh
             if not (lists := self.reveal_requests(limit, present)):
                 return False
             self._fresh -= present  # whatever comes of it, these seeds are shown
-            self._exchange(send, server_round, "sum_reveal", lists, RevealReply, self.take_seed)
+            send(server_round, "sum_reveal", lists, RevealReply, self.take_seed)
             if epochs := self.epoch_requests():
-                self._exchange(send, server_round, "sum_epoch", epochs, EpochReply, self.take_epoch)
+                send(server_round, "sum_epoch", epochs, EpochReply, self.take_epoch)
                 return True
-            present &= set(self._at.values())
+            present &= set(self.nodes.values())
         return False
 
     def _bind(self, server_round: int, send: Send, nodes: Collection[int]) -> set[int]:
         """Have the parties of some SuperNodes commit to another seed; return those that did."""
         requests = dict.fromkeys(sorted(nodes), self.question())
-        take = self.take_binding
-        replies = self._exchange(send, server_round, "sum_enroll", requests, KeyReply, take)
+        replies = send(server_round, "sum_enroll", requests, KeyReply, self.take_binding)
         for entry in replies.rejected:  # with a version of the registry that is old, for one
             self.forget(entry.node_id)
-        return {party for node, party in self._at.items() if node in replies.values}
+        return {party for node, party in self.nodes.items() if node in replies.values}
 
     def reveal_requests(
         self, limit: float, present: Collection[int] | None = None
@@ -586,7 +494,7 @@ class PartySums(SumServer):
         points = declared[np.argsort(declared[:, 0])]
         self._request = RevealRequest(self.run_id, self.lists, *terms, promised, points)
         self.lists, self._seeds = self.lists + 1, {}
-        return {node: self._request for node, party in self._at.items() if party in parties}
+        return {node: self._request for node, party in self.nodes.items() if party in parties}
 
     def take_seed(self, node: int, reply: RevealReply) -> None:
         party, seed, request = self._party(node), reply.seed.tobytes(), self._request
@@ -596,7 +504,7 @@ class PartySums(SumServer):
         refuse_if(is_other, why, MalformedReplyError)
         if commit(self.run_id, party, seed) != self.bindings[party].commitment.tobytes():
             text = "it has committed to another seed of the graph"
-            self._blame(Reason(Cause.PROVEN, text, party), node)
+            self.blame(Reason(Cause.PROVEN, text, party), node)
             raise MalformedReplyError(f"party {party}: {text}")
         self._seeds[party] = seed
 
@@ -606,7 +514,7 @@ class PartySums(SumServer):
         assert request is not None
         parties = request.parties.tolist()
         if missing := [party for party in parties if party not in self._seeds]:
-            for node in [node for node, party in self._at.items() if party in missing]:
+            for node in [node for node, party in self.nodes.items() if party in missing]:
                 self.forget(node)
             return {}
         seeds = rows_of([self._seeds[party] for party in parties], len(parties), -1)
@@ -622,7 +530,7 @@ class PartySums(SumServer):
                 DIFFER_BY,
             )
         requests = {}
-        for node, party in self._at.items():
+        for node, party in self.nodes.items():
             if party not in self._seeds:
                 continue
             row = epoch.parties[epoch.partners[epoch.index(party)]].tolist()
@@ -648,9 +556,9 @@ class PartySums(SumServer):
             return self._none(number, self._too_few)
         hosted = self.epoch_clients().items()
         local = {party: own for party, own in hosted if not clients.isdisjoint(own)}
-        return self._open(epoch, number, local, self.registry, self._earlier)
+        return SumRound(self, epoch, number, local)
 
-    def _blame(self, reason: Reason, node: int | None) -> None:
+    def blame(self, reason: Reason, node: int | None) -> None:
         """Record a party's fault for all its clients; if it is proven, exclude them."""
         party = reason.client
         if party is None or reason.kind is Cause.LEFT_OUT:  # of a client, not of its party
