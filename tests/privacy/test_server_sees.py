@@ -22,8 +22,7 @@ from flower_graph.audit.attacks import RecordingGrid
 from flower_graph.data.graph import ClientGraph
 from flower_graph.secure.align.blinded import canonical, hash_to_group
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.round import SumResult
-from flower_graph.secure.sum.server import SumServer
+from flower_graph.secure.sum.round import SumResult, SumRound
 from flower_graph.strategies.fedscem.messages import Layout, VectorEncoding
 from flower_graph.wire.keys import SUMS, TOTAL
 
@@ -66,19 +65,19 @@ class Record:
 
 def observe(*, seed: int = 0, supernodes: int = M, **options: Any) -> Record:
     embeddings, totals, losses = list[torch.Tensor](), list[Any](), list[float]()
-    add_up, result = VectorEncoding.add_up, SumServer.result
+    add_up, result = VectorEncoding.add_up, SumRound.result
 
     def spy_on_client(*how: Any) -> Any:
         embeddings.append(how[3].clone())
         return add_up(*how)
 
-    def spy_on_server(server: SumServer, number: int) -> Any:
-        totals.append(result(server, number))
+    def spy_on_server(one: SumRound) -> Any:
+        totals.append(result(one))
         return totals[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(VectorEncoding, "add_up", spy_on_client)
-        patch.setattr(SumServer, "result", spy_on_server)
+        patch.setattr(SumRound, "result", spy_on_server)
         settings = replace(SETTINGS, hidden=HIDDEN)
         app = client_app(private_egos(seed), settings=settings)
         grid = RecordingGrid(app, num_supernodes=supernodes)

@@ -3,10 +3,10 @@
 Entries of different stages have different keys, so they may travel in one Flower message. Under a
 server that may lie an epoch begins with ``sum_reveal`` and ``sum_epoch``, each round has the
 exchange ``sum_list``, and signatures travel with what is signed. A SuperNode is a *party*: its
-number is the lowest of its clients', or its number in a registry. Blocks have a leading axis of one
-party; *f* are its partners, or its live partners.
+number is the lowest of its clients', or its number in a registry. It has *k* partners, of whom *f*
+take part.
 
-Reading checks lengths and that numbers agree with each other. ``SumServer`` and ``SumClient`` check
+Reading checks lengths and that numbers agree with each other. ``SumRound`` and ``SumClient`` check
 that clients, rounds and words are those that were asked for.
 """
 

@@ -100,8 +100,8 @@ class Skipped:
 
 StageReply = PrepareReply | MaskedReply | ListReply | UnmaskReply
 
-# Parties beyond `differ-by` that may be left out, should some vanish that are ready
-SPARE = 4
+# Parties beyond `differ-by` by which the turn to be left out goes on; twice as many can be spared
+SPARE = 2
 
 
 class Circle(NamedTuple):
@@ -260,7 +260,7 @@ class SumRound:
             ready[start:] + ready[:start],
             key=lambda party: -sum(not one >> party & 1 for one in self._sums),
         )
-        return order[: apart + SPARE]
+        return order[: apart + 2 * SPARE]
 
     def _take_masked(self, row: int, reply: MaskedReply) -> None:
         local = self._hosted[row]
