@@ -17,8 +17,7 @@ from flower_graph.secure.parties.registry import RegisteredParty, Registry
 from flower_graph.secure.ring import RingArray
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import EpochRequest, RevealReply, RevealRequest, SumTerms
-from flower_graph.secure.sum.round import SumRound
-from flower_graph.secure.sum.server import PartySums, SumServer
+from flower_graph.secure.sum.server import PartySums, SumRound, SumServer
 
 RUN = b"1"  # Flower's number of the run
 STAGES = "prepare", "mask", "sign", "unmask"  # of a sum; nobody signs for a trusted server

@@ -22,7 +22,7 @@ from flower_graph.secure.ring import WORDS, Ring
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import SumTerms
 from flower_graph.secure.sum.partners import plan
-from flower_graph.secure.sum.round import Skipped
+from flower_graph.secure.sum.server import Skipped
 from flower_graph.wire.ledger import count_bytes
 
 TERMS = SumTerms("benchmark", None)

@@ -26,7 +26,7 @@ from flower_graph.secure.sum.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
-from flower_graph.secure.sum.round import StageReply, SumRound
+from flower_graph.secure.sum.server import StageReply, SumRound
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import split_rows

@@ -32,8 +32,7 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
     sum_bytes,
 )
-from flower_graph.secure.sum.round import Cause, Reason, Skipped, SumResult, SumRound
-from flower_graph.secure.sum.server import SumServer
+from flower_graph.secure.sum.server import Cause, Reason, Skipped, SumResult, SumRound, SumServer
 from flower_graph.server.membership import Membership
 from flower_graph.wire.arrays import Config, Scalar, read_array
 from flower_graph.wire.client_errors import Kind

@@ -62,8 +62,7 @@ from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.sum.messages import MaskedReply
-from flower_graph.secure.sum.round import Skipped
-from flower_graph.secure.sum.server import PartySums, SumServer
+from flower_graph.secure.sum.server import PartySums, Skipped, SumServer
 from flower_graph.server.membership import renamed
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session

@@ -112,8 +112,7 @@ from flower_graph.secure.common_key import (
 )
 from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.sum.messages import MaskRequest
-from flower_graph.secure.sum.round import Skipped
-from flower_graph.secure.sum.server import PartySums, SumServer
+from flower_graph.secure.sum.server import PartySums, Skipped, SumServer
 from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session

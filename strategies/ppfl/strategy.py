@@ -62,8 +62,7 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.round import Reason, Skipped
-from flower_graph.secure.sum.server import PartySums, SumServer
+from flower_graph.secure.sum.server import PartySums, Reason, Skipped, SumServer
 from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session

@@ -41,8 +41,8 @@ from flower_graph.client.trust import trust_of
 from flower_graph.errors import NoClientsError, RefusedError
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.relayed import CHECKS, REFUSAL
-from flower_graph.secure.sum import round as sum_round
-from flower_graph.secure.sum.round import SumResult
+from flower_graph.secure.sum import server as sum_server
+from flower_graph.secure.sum.server import SumResult
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import MaskedEmbeddingAveraging
 from flower_graph.strategies.ppfl.strategy import CommonMean
@@ -99,7 +99,7 @@ def keys(tmp_path: Path) -> Path:
 @pytest.fixture
 def had(monkeypatch: pytest.MonkeyPatch) -> Iterator[Had]:
     """Note what all mask and a server opens, which leaves out nobody whom it need not ask."""
-    monkeypatch.setattr(sum_round, "choose", lambda present, *_, **__: present)
+    monkeypatch.setattr(sum_server, "choose", lambda present, *_, **__: present)
     with noting(found := Had(), {}):
         yield found
 

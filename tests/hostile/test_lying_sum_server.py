@@ -40,7 +40,7 @@ from flower_graph.secure.sum.messages import (
     MaskRequest,
     RevealRequest,
 )
-from flower_graph.secure.sum.round import Skipped, SumRound
+from flower_graph.secure.sum.server import Skipped, SumRound
 from flower_graph.simulation import InProcessGrid
 
 VICTIM, PLACE, STATE = 1003, 3, bytes(16)

@@ -18,7 +18,7 @@ from flower_graph.secure.sum.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
-from flower_graph.secure.sum.round import Cause, Skipped
+from flower_graph.secure.sum.server import Cause, Skipped
 
 LIAR = 1000  # the SuperNode of client 0
 

@@ -43,8 +43,7 @@ from flower_graph.secure.ring import SIGNED, Ring
 from flower_graph.secure.sum import messages as of_sums
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import RING
-from flower_graph.secure.sum.round import SumResult, SumRound
-from flower_graph.secure.sum.server import PartySums
+from flower_graph.secure.sum.server import PartySums, SumResult, SumRound
 from flower_graph.server.sums import SecureSum, entries_of
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import messages as of_egos

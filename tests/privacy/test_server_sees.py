@@ -22,7 +22,7 @@ from flower_graph.audit.attacks import RecordingGrid
 from flower_graph.data.graph import ClientGraph
 from flower_graph.secure.align.blinded import canonical, hash_to_group
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.round import SumResult, SumRound
+from flower_graph.secure.sum.server import SumResult, SumRound
 from flower_graph.strategies.fedscem.messages import Layout, VectorEncoding
 from flower_graph.wire.keys import SUMS, TOTAL
 

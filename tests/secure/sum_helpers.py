@@ -16,8 +16,7 @@ from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import MaskedReply, MaskRequest, SumTerms
-from flower_graph.secure.sum.round import Skipped
-from flower_graph.secure.sum.server import PartySums
+from flower_graph.secure.sum.server import PartySums, Skipped
 
 LENGTH = 6
 RING = Ring.fit(10_000, 64, 2.0**-16)

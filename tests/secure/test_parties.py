@@ -13,7 +13,7 @@ from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
 from flower_graph.secure.parties.epoch import Epoch
 from flower_graph.secure.parties.identity import Identity
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.round import Skipped
+from flower_graph.secure.sum.server import Skipped
 
 MANY = pytest.param(120, marks=pytest.mark.slow)  # more than anybody's partners
 

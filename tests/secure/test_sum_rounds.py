@@ -20,7 +20,7 @@ from flower_graph.secure.sum.messages import (
     PrepareReply,
     UnmaskReply,
 )
-from flower_graph.secure.sum.round import Cause, Reason, Skipped
+from flower_graph.secure.sum.server import Cause, Reason, Skipped
 
 
 @pytest.mark.parametrize(
