@@ -27,7 +27,7 @@ from flower_graph.records.rounds import RoundReport, format_bytes, format_round,
 from flower_graph.report.result import describe_baselines, describe_result, summarise
 from flower_graph.report.writer import RunWriter
 from flower_graph.server.round_loop import RoundLoop
-from flower_graph.storage.files import LOCK_FILE, FolderLock
+from flower_graph.storage.files import LOCK_FILE, folder_lock
 from flower_graph.strategies.fedgls.config import StructureSettings
 from flower_graph.strategies.fedgls.strategy import StructureFedAvg
 from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
@@ -231,19 +231,21 @@ def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path) -> None:
 def test_a_run_that_was_killed_stands_in_nobodys_way(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path;"
-        "from flower_graph.storage.files import FolderLock;"
-        "lock = FolderLock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+        "from flower_graph.storage.files import folder_lock;"
+        "lock = folder_lock(Path(sys.argv[1]));"
+        "lock.__enter__(); print('held', flush=True); sys.stdin.read()"
     )
     command, pipe = [sys.executable, "-c", code, str(tmp_path)], subprocess.PIPE
     child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "held\n"
-    with pytest.raises(OutputError, match=f"process {child.pid}"):
-        FolderLock(tmp_path)
+    with pytest.raises(OutputError, match=f"process {child.pid}"), folder_lock(tmp_path):
+        pass
     child.kill()
     child.wait()
     assert (tmp_path / LOCK_FILE).exists()
-    FolderLock(tmp_path).close()
+    with folder_lock(tmp_path):
+        pass
     assert not list(tmp_path.iterdir())
 
 

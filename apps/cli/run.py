@@ -25,7 +25,7 @@ from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport, format_round
 from flower_graph.report.result import describe_result, summarise
 from flower_graph.storage.files import (
-    FolderLock,
+    folder_lock,
     holds_something,
     missing_folders,
     new_folder,
@@ -371,7 +371,7 @@ def clear_runs(folder: Path) -> None:
     """Delete the runs in a folder, but not the folder; raises as ``runs_to_clear`` does."""
     for run in runs_to_clear(folder):
         with saying(run):
-            with closing(FolderLock(run)):
+            with folder_lock(run):
                 for path in run.iterdir():
                     is_folder = path.is_dir() and not path.is_symlink()
                     remove_folder(path) if is_folder else remove(path)

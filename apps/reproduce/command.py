@@ -3,7 +3,6 @@
 import argparse
 import platform
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +31,7 @@ from flower_graph.config.rules import refuse_key
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.machine import processor
 from flower_graph.errors import ConfigError, DataError
-from flower_graph.storage.files import FolderLock, write_json, write_text
+from flower_graph.storage.files import folder_lock, write_json, write_text
 from flower_graph.storage.reading import read_packed, reading
 from flower_graph.storage.writing import make_folder, named
 
@@ -64,7 +63,7 @@ def reproduce(paper: Paper, out: Path) -> None:
     """Run the selected lines of a paper, and write tables and pictures."""
     paper, left_out = available(paper)
     make_folder(out)
-    with closing(FolderLock(out)):  # two that write one file would lose each other's runs
+    with folder_lock(out):  # two that write one file would lose each other's runs
         store = Store(out)
         runs = [*dict.fromkeys(run for stage in store.stages(paper.asked) for run in stage)]
         missing = store.left(runs)

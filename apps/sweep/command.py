@@ -14,7 +14,6 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -34,7 +33,7 @@ from flower_graph.method.load import read_override, title_of, to_yaml
 from flower_graph.method.run import load_run
 from flower_graph.records.rounds import merit
 from flower_graph.report.result import summarise
-from flower_graph.storage.files import FolderLock, new_folder, write_text
+from flower_graph.storage.files import new_folder, write_text
 from flower_graph.storage.reading import Tree
 from flower_graph.storage.writing import named, remove_folder
 
@@ -195,7 +194,7 @@ def sweep_command(args: argparse.Namespace) -> int:
         raise ConfigError(f"--optuna {args.optuna}: name a number of trials, and what varies")
     out = named(args.out or Path("runs") / f"sweep-{stem_of(args.config)}")
     sweep = Trial(args.config, tuple(fixed), out, tuple(seeds), tuple(args.app or ()))
-    with new_folder(out, may_exist=True), closing(FolderLock(out)):
+    with new_folder(out, may_exist=True):
         try:
             if args.optuna is None:
                 trials = [sweep.vary(one) for one in product(*varied.values())]

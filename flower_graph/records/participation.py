@@ -33,52 +33,14 @@ class Participation:
     def to_record(self) -> dict[str, object]:
         """Return the entry of ``metrics.jsonl``: numbers as ranges, such as ``"0-4,6"``."""
         return {
-            "asked": ranges(np.append(self.answered, _integers(self.failed))),
+            "asked": ranges(np.append(self.answered, integers(self.failed))),
             "answered": ranges(self.answered),
             "failed": by_reason(grouped(self.failed)),
             "left-out": by_reason(self.left_out),
         }
 
 
-def account_for(
-    hosted: Mapping[int, Clients],
-    connected: Collection[int],
-    asked: Mapping[int, Clients],
-    answered: Clients,
-    *,
-    silent: Mapping[int, str],
-    left_out: Mapping[str, Integers],  # reason to clients
-    failed: Mapping[int, str],
-    idle: str = NOT_DRAWN,
-    no_use: str = "",
-) -> Participation:
-    """Return the outcome of every client in a round."""
-    online = set(connected)
-    where, asker = _flat(asked)
-    named = _last(where, where)[0]
-    used = named[np.isin(named, _integers(answered))]
-    otherwise, nodes = no_use or "its answer was not used", list(asked)
-    silence = ~np.isin(where, used)
-    lost = {
-        client: failed.get(client) or silent.get(nodes[at]) or otherwise
-        for client, at in zip(where[silence].tolist(), asker[silence].tolist(), strict=True)
-    }
-    groups = {
-        why: np.setdiff1d(clients, named, assume_unique=True)
-        for why, clients in (left_out or {}).items()
-    }
-    everyone, at = _last(*_flat(hosted))
-    idle_ones = ~np.isin(everyone, np.concatenate([named, *groups.values()]))
-    is_online = np.array([node in online for node in hosted], bool)[at]
-    for reason, which in ((idle, is_online), (NOT_CONNECTED, ~is_online)):
-        clients = everyone[idle_ones & which]
-        groups[reason] = (
-            np.sort(np.append(groups[reason], clients)) if reason in groups else clients
-        )
-    return Participation(used, lost, {r: clients for r, clients in groups.items() if clients.size})
-
-
-def _flat(hosted: Mapping[int, Clients]) -> tuple[Integers, Integers]:
+def flat(hosted: Mapping[int, Clients]) -> tuple[Integers, Integers]:
     """Return the clients of all nodes, and which node each is at."""
     here = list(hosted.values())
     sizes = [len(local) for local in here]
@@ -89,7 +51,7 @@ def _flat(hosted: Mapping[int, Clients]) -> tuple[Integers, Integers]:
     return clients, np.repeat(np.arange(len(here)), sizes)
 
 
-def _last(clients: Integers, at: Integers) -> tuple[Integers, Integers]:
+def last_of_each(clients: Integers, at: Integers) -> tuple[Integers, Integers]:
     """Sort clients; of repeated ones, take the last."""
     # ``np.unique`` takes a second for a million. Mostly they are in order.
     if (clients[1:] > clients[:-1]).all():
@@ -99,13 +61,14 @@ def _last(clients: Integers, at: Integers) -> tuple[Integers, Integers]:
     return clients[order], at[order]
 
 
-def _integers(clients: Iterable[int] | Integers) -> Integers:
+def integers(clients: Iterable[int] | Integers) -> Integers:
+    """Return clients as an array."""
     return clients if isinstance(clients, np.ndarray) else np.fromiter(clients, np.int64)
 
 
 def ranges(clients: Iterable[int] | Integers) -> str:
     """Write distinct numbers as ascending ranges: ``{0, 1, 2, 5}`` is ``"0-2,5"``."""
-    result = _integers(clients)
+    result = integers(clients)
     if not result.size:
         return ""
     result = np.sort(result, kind="stable")  # quick where it is in order, as it mostly is

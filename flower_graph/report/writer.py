@@ -37,12 +37,9 @@ class RunWriter:
         steadying: Sequence[str] = (),
         title: str = "",
     ) -> None:
-        with ExitStack() as folder:
-            made = files.new_folder(out, may_exist=resume_round is not None)
-            self.out = folder.enter_context(made)
-            with saying(self.out):
-                folder.callback(files.FolderLock(self.out).close)
-            self._folder = folder.pop_all()
+        self._folder = ExitStack()
+        made = files.new_folder(out, may_exist=resume_round is not None)
+        self.out = self._folder.enter_context(made)
         self.config, self._title = files.plain(config), title
         self._draw_more = draw  # draws the method's own pictures; takes folder, reports, title
         self._steadying = " or ".join(steadying)  # settings to change when the loss rises

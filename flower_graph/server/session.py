@@ -22,7 +22,15 @@ from flower_graph.config.rules import at_least, require
 from flower_graph.config.schema import check_settings
 from flower_graph.errors import NoClientsError
 from flower_graph.flower_compat import replace_dead_actors
-from flower_graph.records.participation import NOT_DRAWN, Participation, account_for, ranges
+from flower_graph.records.participation import (
+    NOT_CONNECTED,
+    NOT_DRAWN,
+    Participation,
+    flat,
+    integers,
+    last_of_each,
+    ranges,
+)
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.server.membership import Admission, Membership
@@ -219,17 +227,28 @@ class Session:
         no_use: str = "",
     ) -> Participation:
         """Return each client's outcome in this round; ``failed`` has reasons by client."""
-        return account_for(
-            self.members.numbers(),
-            self.connected,
-            self.asked,
-            answered,
-            silent={entry.node_id: entry.reason for entry in reversed(self.rejected)},
-            failed=failed or {},
-            left_out=left_out or {},
-            idle=idle,
-            no_use=no_use,
-        )
+        where, asker = flat(self.asked)
+        named = last_of_each(where, where)[0]
+        used = named[np.isin(named, integers(answered))]
+        nodes, failed = list(self.asked), failed or {}
+        silent = {entry.node_id: entry.reason for entry in reversed(self.rejected)}
+        otherwise, silence = no_use or "its answer was not used", ~np.isin(where, used)
+        lost = {
+            client: failed.get(client) or silent.get(nodes[at]) or otherwise
+            for client, at in zip(where[silence].tolist(), asker[silence].tolist(), strict=True)
+        }
+        groups = {
+            why: np.setdiff1d(clients, named, assume_unique=True)
+            for why, clients in (left_out or {}).items()
+        }
+        hosted, online = self.members.numbers(), set(self.connected)
+        everyone, at = last_of_each(*flat(hosted))
+        idle_ones = ~np.isin(everyone, np.concatenate([named, *groups.values()]))
+        is_online = np.array([node in online for node in hosted], bool)[at]
+        for reason, which in ((idle, is_online), (NOT_CONNECTED, ~is_online)):
+            clients = everyone[idle_ones & which]
+            groups[reason] = np.sort(np.append(groups.get(reason, clients[:0]), clients))
+        return Participation(used, lost, {r: one for r, one in groups.items() if one.size})
 
     # Any: fields of ``RoundReport``
     def report(self, server_round: int, who: Participation, **figures: Any) -> RoundReport:

@@ -14,9 +14,9 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from flower_graph.errors import DataError, OutputError, StateLostError
 from flower_graph.storage import writing
@@ -41,7 +41,7 @@ _PROBE_BYTES = 4 * 2**20
 
 @contextmanager
 def new_folder(out: Path, *, may_exist: bool = False) -> Iterator[Path]:
-    """Make an output folder, and check by writing to it that it can take a run's outputs.
+    """Make and lock an output folder, and check by writing that it can take a run's outputs.
 
     The yielded path has no links. An existing folder may be from anybody: links in it that lead
     out of it, and files of other users, are refused. At the end, folders that were made and stay
@@ -52,24 +52,26 @@ def new_folder(out: Path, *, may_exist: bool = False) -> Iterator[Path]:
         raise OutputError(f"output folder {out}: is a file, not a folder")
     made = missing_folders(out)
     try:
-        with writing.saying(out):
-            writing.make_folder(out)
-            if may_exist:
-                writing.check_folder(out)
-            elif holds_something(out):
-                raise OutputError(
-                    f"output folder {out}: exists and is not empty; choose another; for a run "
-                    "that is in it, --overwrite or --resume"
-                )
-            try:
-                with os.fdopen(writing.new_file(probe := out / ".probe"), "wb") as file:
-                    file.write(bytes(_PROBE_BYTES))
-                    # Some file systems find room only when the bytes leave memory.
-                    file.flush()
-                    os.fsync(file.fileno())
-            finally:
-                writing.remove(probe)
-        yield out
+        with ExitStack() as lock:
+            with writing.saying(out):
+                writing.make_folder(out)
+                if may_exist:
+                    writing.check_folder(out)
+                elif holds_something(out):
+                    raise OutputError(
+                        f"output folder {out}: exists and is not empty; choose another; for a run "
+                        "that is in it, --overwrite or --resume"
+                    )
+                try:
+                    with os.fdopen(writing.new_file(probe := out / ".probe"), "wb") as file:
+                        file.write(bytes(_PROBE_BYTES))
+                        # Some file systems find room only when the bytes leave memory.
+                        file.flush()
+                        os.fsync(file.fileno())
+                finally:
+                    writing.remove(probe)
+                lock.enter_context(folder_lock(out))
+            yield out
     finally:
         remove_all_empty(made)
 
@@ -141,44 +143,34 @@ def plain(value: object) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-class FolderLock:
-    """Locks an output folder until ``close``, or until the process ends."""
-
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Lock an output folder; ``OutputError`` if another process has locked it."""
     # The lock is the operating system's, on the file ``.running``, so one whose process was killed
     # stands in nobody's way. What the file says, process and machine, is for the message.
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / LOCK_FILE
-        self._file: IO[str] | None
-        self._file = self._taken(folder)
-        # The last run has removed the file: one that is not in the folder any more locks nothing.
-        while not writing.is_there(self._path, self._file.fileno()):
-            self._file.close()
-            self._file = self._taken(folder)
-        self._file.truncate(0)
-        self._file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Unlock the folder; may be called twice."""
-        if self._file is not None:
-            writing.remove(self._path)
-            self._file.close()
-            self._file = None
-
-    def _taken(self, folder: Path) -> IO[str]:
-        handle = writing.open_own(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-        file = os.fdopen(handle, "a+", encoding="utf-8")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            who = file.read().strip() or "a run that has just begun"
-            file.close()
-            raise OutputError(f"output folder {folder}: another run writes there ({who})") from None
-        except OSError as error:  # some network file systems have no locks
-            LOG.warning("%s cannot be locked (%s): see that no other run uses it", folder, error)
-        return file
+    path, flags = folder / LOCK_FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT
+    while True:
+        with os.fdopen(writing.open_own(path, flags, 0o666), "a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                words = f"output folder {folder}: another run writes there"
+                raise OutputError(f"{words} ({file.read().strip() or 'just begun'})") from None
+            except OSError as error:  # some network file systems have no locks
+                LOG.warning(
+                    "%s cannot be locked (%s): see that no other run uses it", folder, error
+                )
+            if not writing.is_there(path, file.fileno()):
+                continue  # the last run has removed the file, so it locks nothing
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+            try:
+                yield
+            finally:
+                writing.remove(path)
+            return
 
 
 # Where clients keep their state ------------------------------------------------------------------

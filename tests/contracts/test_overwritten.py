@@ -1,7 +1,6 @@
 """A run takes the place of an old one, of every method; what no run wrote is never deleted."""
 
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from federation import METHODS, tried
 
 import flower_graph as fg
 from flower_graph.errors import ConfigError, OutputError
-from flower_graph.storage.files import FolderLock
+from flower_graph.storage.files import folder_lock
 
 NAMES = tried(METHODS)
 SHORT = ("rounds=2", "checkpoint_every=1", "every=1", "keep=best", "metrics=[macro-f1]")
@@ -74,6 +73,6 @@ def test_an_old_run_stays_until_the_new_one_may_begin(tmp_path: Path) -> None:
     assert files(tmp_path) == before
     with pytest.raises(ConfigError):
         fg.run(str(tmp_path / "config.yaml"), out=tmp_path, overwrite=True)
-    with closing(FolderLock(tmp_path)), pytest.raises(OutputError):
+    with folder_lock(tmp_path), pytest.raises(OutputError):
         train("fedavg", tmp_path)
     assert files(tmp_path) == before

@@ -1,6 +1,7 @@
 """Who took part: every client once, the figures of a run, the picture; bytes that travelled."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
+from flower_graph.config.common import StrategySection
 from flower_graph.records.participation import (
     NOT_CONNECTED,
     NOT_DRAWN,
     Participation,
-    account_for,
     grouped,
     numbers,
     ranges,
@@ -25,7 +26,10 @@ from flower_graph.records.participation import (
 )
 from flower_graph.records.rounds import RoundReport
 from flower_graph.report.plots import COLOUR, MOST_ROWS, draw_participation, plot
+from flower_graph.server.membership import Membership
+from flower_graph.server.session import Session
 from flower_graph.wire.arrays import encode_array
+from flower_graph.wire.exchange import Rejected
 from flower_graph.wire.ledger import ByteLedger, count_bytes
 
 
@@ -63,8 +67,22 @@ def test_records_come_back(answered: set[int], failed: dict[int, str]) -> None:
     assert numbers(record["asked"]) == sorted(answered | failed.keys())
 
 
+def outcome(
+    hosted: dict[int, list[int]],
+    connected: Collection[int],
+    asked: dict[int, list[int]],
+    answered: list[int],
+    silent: dict[int, str],
+    **how: Any,
+) -> dict[str, Any]:
+    session = Session(Membership(), StrategySection())
+    session.members.clients, session.connected, session.asked = hosted, [*connected], {**asked}
+    session.rejected = [Rejected(node, why) for node, why in silent.items()]
+    return session.participation(answered, **how).to_record()
+
+
 def test_a_client_is_in_one_place_with_its_reason() -> None:
-    who = account_for(
+    who = outcome(
         {1: [0, 1], 2: [2], 3: [3, 4], 4: [5], 5: [6]},
         [1, 2, 3, 5],
         {1: [0, 1], 2: [2], 3: [3]},
@@ -74,21 +92,20 @@ def test_a_client_is_in_one_place_with_its_reason() -> None:
         left_out=grouped({6: "not aligned", 7: "nobody hosts it", 2: "asked all the same"}),
         no_use="the sum was skipped",
     )
-    answered, failed, left_out = who_of(who.to_record())
+    answered, failed, left_out = who_of(who)
     assert answered == {0}
     silent = {2: "no reply within 5 s", 3: "the sum was skipped"}
     assert failed == {1: "its vector is too large"} | silent
     named = {6: "not aligned", 7: "nobody hosts it"}
     assert left_out == {4: NOT_DRAWN, 5: NOT_CONNECTED} | named
     # One that came back at another SuperNode is there once
-    who = account_for({1: [0], 9: [0]}, [9], {9: [0]}, [0], silent={}, failed={}, left_out={})
-    assert who_of(who.to_record()) == ({0}, {}, {})
+    assert who_of(outcome({1: [0], 9: [0]}, [9], {9: [0]}, [0], {})) == ({0}, {}, {})
 
 
 def test_reasons_are_in_the_order_of_the_clients_whatever_their_supernodes() -> None:
     silent = {7: "late", 3: "error"}
     records = [
-        account_for(hosted, hosted, hosted, [], silent=silent, failed={}, left_out={}).to_record()
+        outcome(hosted, hosted, hosted, [], silent)
         for hosted in ({7: [0, 2], 3: [1]}, {3: [1], 7: [2, 0]})
     ]
     assert records[0] == records[1]

@@ -11,7 +11,7 @@ from federation import METHODS
 
 from flower_graph.errors import OutputError, StateLostError
 from flower_graph.storage import files, row_file, writing
-from flower_graph.storage.files import FolderLock, append_line, new_folder, own_folder
+from flower_graph.storage.files import append_line, folder_lock, new_folder, own_folder
 
 
 def put(path: Path, way: Callable[[Path], Any] = writing.replaced) -> None:
@@ -36,7 +36,7 @@ BELOW: dict[str, Callable[[Path], object]] = {
     "remove-folder": writing.remove_folder,
     "move": lambda path: writing.move(path, path.with_name("other")),
     "copy": lambda path: writing.copy_file(path, path.with_name("other")),
-    "lock": lambda path: FolderLock(path.parent),
+    "lock": lambda path: folder_lock(path.parent).__enter__(),
     "rows": lambda path: row_file.create(path, 2),
 }
 
