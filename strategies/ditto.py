@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from flower_graph.client.module_client import GraphOnDevice, ModuleClient
-from flower_graph.config.module import ModuleRunConfig, TrainingSection
+from flower_graph.config.common import ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import NOT_NEGATIVE, choice
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleMethod

@@ -15,7 +15,7 @@ The paper steps by SGD. Adam's moments stay with the client, unless ``strategy.o
 
 from dataclasses import dataclass
 
-from flower_graph.config.module import ModuleRunConfig, TrainingSection
+from flower_graph.config.common import ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import choice
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleMethod

@@ -36,8 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flower_graph.client.module_client import GraphOnDevice, ModuleClient
-from flower_graph.config.common import VALUES
-from flower_graph.config.module import ModuleRunConfig, TrainingSection
+from flower_graph.config.common import VALUES, ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import ABOVE_ZERO, FRACTION, Rule, at_least, choice, require
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod

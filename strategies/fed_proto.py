@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from flower_graph.client.learner import weighed
 from flower_graph.client.module_client import GraphOnDevice, ModuleClient
-from flower_graph.config.common import NODES
-from flower_graph.config.module import GCN as GCN_NAME
-from flower_graph.config.module import ModuleRunConfig, TrainingSection
+from flower_graph.config.common import GCN as GCN_NAME
+from flower_graph.config.common import NODES, ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import NOT_NEGATIVE, choice, require
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleMethod

@@ -20,7 +20,7 @@ from typing import Any
 from flwr.serverapp.strategy import FedProx
 
 from flower_graph.client.learner import SharedModule
-from flower_graph.config.module import ModuleRunConfig, TrainingSection
+from flower_graph.config.common import ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import NOT_NEGATIVE, choice
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod

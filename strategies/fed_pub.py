@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from flower_graph.client.module_client import GraphOnDevice, ModuleClient
-from flower_graph.config.module import GCN, ModelSection, ModuleRunConfig, TrainingSection
+from flower_graph.config.common import GCN, ModelSection, ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import NOT_NEGATIVE, SHARE, at_least, choice
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod

@@ -10,7 +10,7 @@ All clients begin with the same first weights, drawn by the run's seed.
 
 from dataclasses import dataclass
 
-from flower_graph.config.module import ModuleRunConfig, TrainingSection
+from flower_graph.config.common import ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import choice
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleMethod

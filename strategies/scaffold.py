@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
 from flower_graph.client.module_client import ModuleClient
-from flower_graph.config.module import ModuleRunConfig, TrainingSection
+from flower_graph.config.common import ModuleRunConfig, TrainingSection
 from flower_graph.config.schema import section
 from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import GraphOnDevice, Learner

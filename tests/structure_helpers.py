@@ -13,7 +13,7 @@ from plain import fedgls as plain
 from torch import Tensor
 
 from flower_graph.client import state
-from flower_graph.config.module import GCNSection
+from flower_graph.config.common import GCNSection
 from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import Cohort
 from flower_graph.simulation import InProcessGrid

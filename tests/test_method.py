@@ -15,8 +15,7 @@ from flower_graph.apps.cli.check import short_form
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import run
 from flower_graph.client.module_client import ALONE
-from flower_graph.config.common import CHECKPOINTS
-from flower_graph.config.module import NETWORKS, ModuleRunConfig
+from flower_graph.config.common import CHECKPOINTS, NETWORKS, ModuleRunConfig
 from flower_graph.data.folders.client_folder import client_graph_from_data
 from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import ConfigError

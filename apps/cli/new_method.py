@@ -17,7 +17,7 @@ METHOD = '''"""$name: say here what server and clients do, round by round."""
 from dataclasses import dataclass
 
 from flower_graph.client.module_client import ModuleClient
-from flower_graph.config.module import ModuleRunConfig, TrainingSection
+from flower_graph.config.common import ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import NOT_NEGATIVE
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod

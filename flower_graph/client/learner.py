@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flower_graph.config.module import DOT, MLP
+from flower_graph.config.common import DOT, MLP
 from flower_graph.data.description import Caution, tell
 from flower_graph.data.graph import ClientGraph, Scale, called
 from flower_graph.engine.cohort import BEGUN, Cohort, GraphOnDevice, Judged, by_feature, placed_on

@@ -25,7 +25,7 @@ from flower_graph.client.learner import (
     weighed,
 )
 from flower_graph.client.state import CohortState, Tensors, check_graphs
-from flower_graph.config.module import KEEP, TrainingSection
+from flower_graph.config.common import LASTS, TrainingSection
 from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import (
     ClientDropout,
@@ -353,7 +353,7 @@ class ModuleClient(NumPyClient):
 
     def _train(self, learner: Learner, server_round: int, proximal: float) -> None:
         learner.module.train()
-        if self.how.optimiser != KEEP:
+        if self.how.optimiser != LASTS:
             learner.optimiser.state.clear()
         with self._drawing(learner.graph, server_round):
             self.begin(learner, server_round)
@@ -428,7 +428,7 @@ class ModuleClient(NumPyClient):
             self.optimiser,
             is_grouped=is_grouped,
             by_rows=self.first_layers,
-            keeps_moments=self.how.optimiser == KEEP,
+            keeps_moments=self.how.optimiser == LASTS,
         )
         return cohort, cohort.tensors
 

@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from flower_graph.config.partition import PartitionSection
 from flower_graph.config.rules import (
     ABOVE_ZERO,
+    BELOW_ONE,
     FRACTION,
+    NOT_NEGATIVE,
     RATIOS,
     SEED,
     SHARE,
@@ -131,6 +132,100 @@ class DataConfig:
         for key, other in (("nodes", "classes"), ("num_features", "active")):
             value, least = getattr(self, key), getattr(self, other)
             require(value >= least, f"data.{key}", value, f"at least {least} (data.{other})")
+
+
+# Ways to cut one graph into clients -------------------------------------------------------------
+
+PARTITIONS = (
+    "louvain", "metis", "dirichlet", "random", "metis-overlapping", "ego-networks", "overlapping",
+)  # fmt: skip
+LOUVAIN, METIS, DIRICHLET, RANDOM, METIS_OVERLAPPING, EGO_NETWORKS, OVERLAPPING = PARTITIONS
+PER_CLIENT, GLOBAL = EGO_SPLITS = ("per-client", "global")
+PUBLIC = ("random", "degree", "cover")
+
+
+@dataclass
+class EgoSection:
+    """The clients' ego-networks, and the whole of which training nodes are a share."""
+
+    hops: int = setting(2, at_least(1))
+    """distance from the ego up to which nodes belong to its network"""
+    min_nodes: int = setting(15, at_least(1), help="nodes that an ego-network has at least")
+    split: str = setting(PER_CLIENT, choice(*EGO_SPLITS))
+    """`global`: a node has one role at all its clients; ego-networks only"""
+
+
+@dataclass
+class OverlapSection:
+    """The nodes that all clients hold, and the number of each client's own."""
+
+    public: str = setting("random", choice(*PUBLIC))
+    """how nodes are chosen that all clients hold"""
+    public_share: float = setting(0.4, SHARE)
+    """share of all nodes that every client holds, where clients overlap"""
+    private_share: float = setting(0.15, FRACTION)
+    """share of all nodes that each client holds alone; with the public share at most 1 over all
+    clients"""
+
+    def refuse_shares(self, clients: int) -> None:
+        whole = self.public_share + clients * self.private_share
+        if whole > 1 + 1e-9:
+            most = (1 - self.public_share) / clients
+            allowed = f"at most {most:g}, with partition.public_share = {self.public_share}"
+            require(False, "partition.private_share", self.private_share, allowed)
+
+
+@dataclass
+class CutSection:
+    """How the graph is cut, and into how many clients."""
+
+    method: str = setting(LOUVAIN, choice(*PARTITIONS), help="how the graph is cut")
+    clients: int = setting(8, at_least(1))
+    """the largest communities (`louvain`), parts of the whole graph, or nodes that are drawn
+    (`ego-networks`)"""
+    resolution: float | None = setting(1.0, ABOVE_ZERO)
+    """above 1 gives smaller communities; null: 1, doubled until there are enough; `louvain` only"""
+    every_node: bool = setting(False)
+    """smaller communities too, each to the smallest client; `louvain` only"""
+    alpha: float = setting(0.5, ABOVE_ZERO)
+    """the smaller, the fewer classes has a client; `dirichlet` only"""
+    draws: int = setting(5, at_least(1))
+    """clients of each METIS part, of which `partition.clients` is a multiple; `metis-overlapping`
+    only"""
+
+
+@dataclass
+class PartitionSection(OverlapSection, EgoSection, CutSection):
+    """How one graph is cut into clients, in any way, and which of a client's nodes train."""
+
+    seed: int | None = setting(None, SEED)
+    """of the cut, the graphless clients and the splits; null: the run's"""
+    ratios: list[float] = setting([0.6, 0.2, 0.2], RATIOS, help="shares of train, val and test")
+    train_share: float | None = setting(None, SHARE)
+    """share of a client's labelled nodes that train, whoever validates and tests; null: all that
+    `partition.ratios` gives"""
+
+    def validate(self) -> None:
+        if self.train_share is not None:
+            good, most = self.train_share <= self.ratios[0], f"{self.ratios[0]:g}"
+            allowed = f"at most {most} (the first of partition.ratios)"
+            require(good, "partition.train_share", self.train_share, allowed)
+        if self.method == METIS_OVERLAPPING:
+            good = self.clients % self.draws == 0
+            allowed = f"a multiple of partition.draws = {self.draws}"
+            require(good, "partition.clients", self.clients, allowed)
+        if self.method == OVERLAPPING:
+            self.refuse_shares(self.clients)
+
+
+def keys_of_others(method: object) -> set[str]:
+    """Name the keys of ``partition`` that have no effect with this method."""
+    ways = {EGO_NETWORKS: fields(EgoSection), OVERLAPPING: fields(OverlapSection)}
+    keys = {one.name for way, own in ways.items() if way != method for one in own}
+    return keys if method == METIS_OVERLAPPING else keys | {"draws"}
+
+
+# Privacy, robustness, and a run ------------------------------------------------------------------
 
 
 @dataclass
@@ -334,3 +429,88 @@ def checkpoint_settings(config: RunConfig, out: Path | None) -> dict[str, Any]:
     if out is None:
         return {"checkpoint_dir": None, "checkpoint_every": 0}
     return {"checkpoint_dir": out / CHECKPOINTS, "checkpoint_every": config.checkpoint_every}
+
+
+# Methods whose clients train a torch module on a graph of their own ------------------------------
+
+DOT, MLP = "dot", "mlp"
+LASTS, RESET = "keep", "reset"
+GCN, NETWORKS = "gcn", ("gat", "sage", "gin", "sgc", MLP)
+DISJOINT = (LOUVAIN, METIS, DIRICHLET, RANDOM)  # no two clients have one edge
+TASK_HELP = "what is learnt: classes of `nodes`, or which are linked: `flower-graph docs links`"
+
+
+@dataclass
+class LinksSection:
+    """The held-out edges of link prediction (``task: links``)."""
+
+    val: float = setting(0.1, BELOW_ONE)
+    """share of the edges for validation, as in PyG's `RandomLinkSplit`"""
+    test: float = setting(0.2, BELOW_ONE, help="share for the test")
+    seed: int | None = setting(None, SEED)
+    """of which edges, and of the pairs without one; null: the run's"""
+    decoder: str = setting(DOT, choice(DOT, MLP))
+    """what gives a pair's logit from two rows: their product, an MLP"""
+
+    def validate(self) -> None:
+        require(self.val + self.test < 1, "links.test", self.test, "below 1 with links.val")
+
+
+@dataclass
+class GCNSection:
+    """A two-layer GCN."""
+
+    hidden: int = setting(16, at_least(1), help="numbers in the hidden layer")
+    dropout: float = setting(0.5, BELOW_ONE, help="share of the hidden layer dropped in training")
+    input_dropout: float = setting(0.0, BELOW_ONE, help="share of the features dropped in training")
+
+
+@dataclass
+class ModelSection(GCNSection):
+    """A two-layer network, by its name."""
+
+    name: str = setting(GCN, choice(GCN, *NETWORKS))
+    """the clients' network: `gcn`, or PyG's GAT, GraphSAGE, GIN, SGC or MLP, which read no weights
+    of edges"""
+
+
+@dataclass
+class TrainingSection(StrategySection):
+    """How clients train; a method adds its own keys."""
+
+    local_epochs: int = setting(1, at_least(1), help="epochs that a client trains in a round")
+    learning_rate: float = setting(0.01, ABOVE_ZERO, help="Adam's step size")
+    weight_decay: float = setting(5e-4, NOT_NEGATIVE, help="Adam's L2 weight")
+    optimiser: str = setting(LASTS, choice(LASTS, RESET))
+    """whether a client's Adam lasts from round to round"""
+
+
+@dataclass
+class ModuleRunConfig(CutRunConfig):
+    """The base of such a method's schema, which sets ``app`` and its own ``strategy``."""
+
+    takes_edge_weights = True
+    networks: ClassVar[tuple[str, ...]] = (GCN, *NETWORKS)  # that the method takes
+    rounds: int = 100
+    task: str = setting(
+        NODES, choice(*TASKS), help=f"{TASK_HELP}; or `values`: `flower-graph docs own-data`"
+    )
+    # The graph's own split is not used: clients split their nodes by ``partition``. Features stay
+    # as they are: models learn slowly from scaled ones.
+    data: DataConfig = section(DataConfig, split="random", ratios=[0.6, 0.2, 0.2], features="as-is")
+    partition: PartitionSection = section(PartitionSection, clients=10, every_node=True)
+    links: LinksSection = section(LinksSection)
+    model: ModelSection = section(ModelSection)
+    strategy: TrainingSection = section(TrainingSection)
+
+    def validate(self) -> None:
+        super().validate()
+        method, of_task = self.partition.method, f"with task={self.task}"
+        good = self.task != LINKS or method in DISJOINT  # no two clients may share an edge
+        require(good, "partition.method", method, f"one of {', '.join(DISJOINT)} {of_task}")
+        choice(*self.networks).check("model.name", self.model.name)
+        if self.model.name != GCN and self.task == LINKS:
+            good, words = self.links.decoder != MLP, f"{DOT} with model.name={self.model.name}"
+            require(good, "links.decoder", self.links.decoder, words)
+        good = self.task != VALUES or method != DIRICHLET
+        require(good, "partition.method", method, f"another {of_task}: it cuts by class")

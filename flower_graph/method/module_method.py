@@ -11,9 +11,15 @@ from torch import nn
 
 from flower_graph.client.learner import NODES, LinkTask, NodeTask, SharedModule, ValueTask
 from flower_graph.client.module_client import ModuleClient
-from flower_graph.config.common import LINKS, VALUES, checkpoint_settings
-from flower_graph.config.module import GCN as GCN_NAME
-from flower_graph.config.module import MLP, ModuleRunConfig, TrainingSection
+from flower_graph.config.common import GCN as GCN_NAME
+from flower_graph.config.common import (
+    LINKS,
+    MLP,
+    VALUES,
+    ModuleRunConfig,
+    TrainingSection,
+    checkpoint_settings,
+)
 from flower_graph.data.baselines import Figures, link_baselines, value_baselines
 from flower_graph.data.folders.party import DATA_FORM, RunFolder, graphs_of
 from flower_graph.data.graph import Scale
@@ -82,7 +88,7 @@ class ModuleFedAvg(ReportedFedAvg):
 class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
     """A ``GraphMethod`` of a ``ModuleFedAvg`` and a ``ModuleClient``.
 
-    Its schema is a ``flower_graph.config.module.ModuleRunConfig``. A subclass names the two classes
+    Its schema is a ``flower_graph.config.common.ModuleRunConfig``. A subclass names the two classes
     and may override the module, the entries that never leave a client, and the arguments of the two
     classes.
 

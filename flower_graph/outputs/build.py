@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from flower_graph.config.common import NETWORKS
 from flower_graph.config.foreign import OTHERWISE, code_of_methods
-from flower_graph.config.module import NETWORKS
 from flower_graph.config.rules import Rule, choice
 from flower_graph.errors import OutputError
 from flower_graph.models import GCN, GCNPairs, PyGNetwork

@@ -8,10 +8,11 @@ from flower_graph.config.common import (
     NODES,
     CutRunConfig,
     DataConfig,
+    GCNSection,
     RobustSection,
     StrategySection,
+    TrainingSection,
 )
-from flower_graph.config.module import GCNSection, TrainingSection
 from flower_graph.config.rules import ABOVE_ZERO, FRACTION, NOT_NEGATIVE, at_least, choice
 from flower_graph.config.schema import section, setting
 from flower_graph.errors import ConfigError

@@ -45,7 +45,7 @@ from torch import Tensor, nn
 
 from flower_graph.client.learner import SharedModule
 from flower_graph.client.module_client import ModuleClient
-from flower_graph.config.module import KEEP, RESET
+from flower_graph.config.common import LASTS, RESET
 from flower_graph.data.graph import ClientGraph
 from flower_graph.data.partition.client_graphs import check_neighbours
 from flower_graph.engine.cohort import Cohort, GraphOnDevice, Learner, check_sizes
@@ -169,7 +169,7 @@ class StructureClient(ModuleClient):
         **more: Any,
     ) -> None:
         self.first_layers = tuple(f"{part}-first" for part in parts_of(settings.graphs))
-        how = replace(settings.strategy, optimiser=KEEP)  # phi's in any case
+        how = replace(settings.strategy, optimiser=LASTS)  # phi's in any case
         super().__init__(context, graphs, shared_by(settings), how, **more)
         for graph in graphs:
             check_sizes(graph, settings.num_features, settings.num_classes)

@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from flower_graph.config.common import DataConfig, RobustSection, RunConfig
-from flower_graph.config.module import TrainingSection
-from flower_graph.config.partition import EGO_NETWORKS, EgoSection
+from flower_graph.config.common import (
+    EGO_NETWORKS,
+    DataConfig,
+    EgoSection,
+    RobustSection,
+    RunConfig,
+    TrainingSection,
+)
 from flower_graph.config.rules import (
     ABOVE_ZERO,
     NOT_NEGATIVE,

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flower_graph.config.common import LINKS, NODES, DataConfig, RunConfig
-from flower_graph.config.module import TASK_HELP, LinksSection
+from flower_graph.config.common import LINKS, NODES, TASK_HELP, DataConfig, LinksSection, RunConfig
 from flower_graph.config.rules import (
     ABOVE_ZERO,
     BELOW_ONE,

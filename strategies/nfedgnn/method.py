@@ -14,8 +14,7 @@ from flwr.app import Context
 from torch import Tensor, nn
 
 from flower_graph.client.trust import trust_of
-from flower_graph.config.common import LINKS, checkpoint_settings
-from flower_graph.config.module import MLP
+from flower_graph.config.common import LINKS, MLP, checkpoint_settings
 from flower_graph.config.rules import require
 from flower_graph.data.baselines import (
     Figures,

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flower_graph.config.common import DataConfig, RunConfig
-from flower_graph.config.partition import OverlapSection
+from flower_graph.config.common import DataConfig, OverlapSection, RunConfig
 from flower_graph.config.rules import (
     ABOVE_ZERO,
     BELOW_ONE,

@@ -18,7 +18,7 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv, SGConv
 from flower_graph import models
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.module_client import GraphOnDevice, ModuleClient, SharedModule
-from flower_graph.config.module import TrainingSection
+from flower_graph.config.common import TrainingSection
 from flower_graph.errors import RefusedError
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.graph import gcn_adjacency, propagate

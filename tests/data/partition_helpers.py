@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_graph.config.partition import PartitionSection
+from flower_graph.config.common import PartitionSection
 from flower_graph.data import Graph, csbm, to_undirected
 
 RATIOS = [0.6, 0.2, 0.2]

@@ -16,8 +16,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.transforms import ToSparseTensor
 from torch_geometric.utils import from_networkx
 
-from flower_graph.config.common import DataConfig
-from flower_graph.config.partition import PartitionSection
+from flower_graph.config.common import DataConfig, PartitionSection
 from flower_graph.data import as_graph, to_undirected
 from flower_graph.data.description import read_labels
 from flower_graph.data.features import PLAIN, Treatment

@@ -17,8 +17,7 @@ from partition_helpers import RATIOS, SPLIT, mask, roles, tables
 from torch import Tensor
 from torch_geometric.data import Data
 
-from flower_graph.config.common import DataConfig
-from flower_graph.config.partition import PartitionSection
+from flower_graph.config.common import DataConfig, PartitionSection
 from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import (
     Clients,

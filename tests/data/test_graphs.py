@@ -23,8 +23,7 @@ from torch_geometric.utils import to_undirected as pyg_to_undirected
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
 from flower_graph.client.learner import LinkTask, placed_on
-from flower_graph.config.common import DataConfig
-from flower_graph.config.partition import PartitionSection
+from flower_graph.config.common import DataConfig, PartitionSection
 from flower_graph.data import as_graph, description, load_graph
 from flower_graph.data.description import Caution, check_clients, read_features, server_graph
 from flower_graph.data.features import ReadOptions, normalize_rows, prepare_features

@@ -19,7 +19,7 @@ from partition_helpers import EDGES, ONE_WAY, RATIOS, chance, large, mask, roles
 from torch import Tensor
 from torch_geometric.utils import k_hop_subgraph, subgraph
 
-from flower_graph.config.partition import PartitionSection
+from flower_graph.config.common import PartitionSection
 from flower_graph.data import Graph, csbm, to_undirected
 from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.graph import (

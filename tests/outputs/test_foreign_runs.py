@@ -42,7 +42,7 @@ class Thing(nn.Module):
 OWN = """
 from dataclasses import dataclass
 from torch_geometric.nn import Sequential
-from flower_graph.config.module import ModuleRunConfig
+from flower_graph.config.common import ModuleRunConfig
 from flower_graph.method.module_method import ModuleMethod
 from flower_graph.models import GCN
 

@@ -17,7 +17,7 @@ METHOD = """
 from dataclasses import dataclass
 
 from flower_graph.client.module_client import ModuleClient
-from flower_graph.config.module import ModuleRunConfig
+from flower_graph.config.common import ModuleRunConfig
 from flower_graph.method.module_method import ModuleMethod
 
 

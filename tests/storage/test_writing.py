@@ -135,6 +135,8 @@ def test_a_folder_with_links_out_of_it_is_not_gone_on_with(
         new_folder(tmp_path / "run", may_exist=True).__enter__()
     assert untouched(theirs)
     link.unlink()
+    if name == ".running":
+        return  # the lock
     link.symlink_to(tmp_path / "run" / "inner")  # as those that Weights & Biases makes
     with new_folder(tmp_path / "run", may_exist=True):
         pass

@@ -9,7 +9,7 @@ from graph_helpers import CLASSES, small_graph
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flower_graph.config.module import LinksSection
+from flower_graph.config.common import LinksSection
 from flower_graph.data.graph import Graph, to_undirected
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import ConfigError, DataError, DivergedError

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import MEAN, ONE_HOT, DataConfig
-from flower_graph.config.partition import GLOBAL, PartitionSection
+from flower_graph.config.common import GLOBAL, MEAN, ONE_HOT, DataConfig, PartitionSection
 from flower_graph.data.description import (
     WITHOUT,
     Caution,

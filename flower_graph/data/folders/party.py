@@ -23,8 +23,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from flower_graph import __version__
-from flower_graph.config.common import VALUES, RunConfig
-from flower_graph.config.partition import keys_of_others
+from flower_graph.config.common import VALUES, RunConfig, keys_of_others
 from flower_graph.data.graph import PARTS, ClientGraph, Graph, take_rows
 from flower_graph.data.sources.names import GRAPH_FILES, has_ending
 from flower_graph.errors import ConfigError, DataError, told

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_graph.config.partition import (
+from flower_graph.config.common import (
     DIRICHLET,
     EGO_NETWORKS,
     LOUVAIN,

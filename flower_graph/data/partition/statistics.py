@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import AS_IS, RunConfig
-from flower_graph.config.partition import PartitionSection
+from flower_graph.config.common import AS_IS, PartitionSection, RunConfig
 from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_folder
 from flower_graph.data.graph import (
