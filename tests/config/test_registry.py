@@ -110,7 +110,7 @@ def test_a_module_is_a_method_for_every_command(tmp_path, capsys):
     assert (result["config"]["app"], result["clients"]) == ("strangers.mine", 4)
     assert cli.main(["partition", yaml, "--out", str(tmp_path / "cut")]) == 0
     manifests = [json.loads(one.read_text()) for one in tmp_path.glob("cut/*/manifest.json")]
-    assert [one["app"] for one in manifests] == ["strangers.mine"] * 5
+    assert [one["settings"]["app"] for one in manifests] == ["strangers.mine"] * 5
     assert cli.main(["audit", yaml]) == 2
     assert "app: strangers.mine" in capsys.readouterr().err
 
