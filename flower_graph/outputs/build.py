@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from flower_graph.config.common import NETWORKS
 from flower_graph.config.foreign import OTHERWISE, code_of_methods
 from flower_graph.config.rules import Rule, choice
 from flower_graph.errors import OutputError
-from flower_graph.models import GCN, GCNPairs, PyGNetwork
+from flower_graph.models import GCN, GCNPairs, PyGNetwork, SplitModel
 from flower_graph.outputs.files import SavedModels
 from flower_graph.storage.reading import reason
 
@@ -79,6 +79,10 @@ for network in (GCN, GCNPairs):
     sizes = dict.fromkeys(("features", "hidden", "classes"), WIDTH)
     built_with(**sizes, dropout=SHARE, input_dropout=SHARE)(network)
 built_with(name=choice(*NETWORKS), **sizes, dropout=SHARE, input_dropout=SHARE)(PyGNetwork)
+SPLIT: dict[str, type[SplitModel]] = {kind.__name__: kind for kind in get_args(SplitModel)}
+for half in SPLIT.values():
+    built_with(hidden=WIDTH, heads=HEADS, classes=WIDTH, dropout=SHARE)(half)
+
 
 # Saving ------------------------------------------------------------------------------------------
 

@@ -10,12 +10,11 @@ SuperNode that does not trust the server never steps with a changed sum: from it
 server would know how the layer moved, and so, by the next latent vectors, each user's features.
 """
 
-import logging
 import math
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import field, replace
+from dataclasses import field
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +24,7 @@ import torch
 from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 from safetensors.torch import load, save
-from torch import Tensor, nn
+from torch import Tensor
 
 from flower_graph.client.state import CohortState, Tensors
 from flower_graph.data.description import check_rows
@@ -58,19 +57,18 @@ from flower_graph.strategies.nfedgnn.users import (
     AVERAGE_ROUND,
     Cohort,
     CommonLayer,
-    CommonModule,
     LinearCohort,
-    ModuleCohort,
     StoredCohort,
     UserSettings,
     bounded,
 )
-from flower_graph.wire.arrays import Answer, Config, FloatArray, IntArray, Parameters, each_once
+from flower_graph.wire.arrays import Answer, Config, FloatArray, IntArray, Parameters
 from flower_graph.wire.codec import Known, Message, Part
 from flower_graph.wire.codec import Tensor as Entries
 from flower_graph.wire.fields import (
     Block,
     Bytes,
+    Clients,
     Exact,
     Flag,
     Handled,
@@ -86,7 +84,6 @@ from flower_graph.wire.fields import (
 )
 from flower_graph.wire.keys import GRADIENT_ROUND, SERVER_ROUND, SUM_STATE, USERS
 
-LOG = logging.getLogger(__name__)
 ROWS = "rows"  # in a checkpoint: where each user's rows of weights begin
 STEPS = b"steps of the layer"  # in the journal
 
@@ -123,9 +120,6 @@ Gradient = Annotated[FloatArray, SLOPES]
 Rate = Annotated[float, Real("learning-rate", "of the step with these gradients")]
 Copy = Block("layer-copy", "a SuperNode's layer, in safetensors", shape="b 4")
 USERS_OF = property(attrgetter("users"))
-# Optional entries
-BEFORE = Whole("users-before", "users from this number on begin anew", least=0, optional=True)
-STEP = Whole("layer-round", "round of the common layer's last step", least=0, optional=True)
 
 
 class EnrolmentRequest(Message, down="query"):
@@ -135,8 +129,8 @@ class EnrolmentRequest(Message, down="query"):
     settings: Annotated[UserSettings, Part(make=UserSettings, fields=SETTINGS)]
     # The run, and the checkpoint that the client is to load
     resume: Annotated[Resume, Part("checkpoints", make=Resume)] = field(default_factory=Resume)
-    # What a checkpoint has of users that are not here any more is dropped.
-    before: Annotated[int | None, BEFORE] = None
+    # users from this number on begin anew
+    before: Annotated[int | None, Whole("users-before", least=0)] = None
 
 
 class MemberKey(Message, prefix="key-"):
@@ -151,19 +145,18 @@ class MemberKey(Message, prefix="key-"):
 class EnrolmentReply(Message, up="query"):
     """Client to server: its users."""
 
-    users: Annotated[NDArray[np.int64], Exact(USERS)]  # its users, rows of the server's graph
+    users: Annotated[NDArray[np.int64], Clients(USERS)]  # its users, rows of the server's graph
     weight_shape: Annotated[list[int], Numbers(shape="2", whole=True)]  # of weights, with a bias
     handled: Handled = None
-    layer_round: Annotated[int | None, STEP] = None
+    # round of the common layer's last step
+    layer_round: Annotated[int | None, Whole(least=0)] = None
     key: Annotated[MemberKey | None, Part(make=MemberKey, when="key-public")] = None
 
     clients = USERS_OF
 
     def check(self, known: Known) -> None:
-        users, last = self.users, known["num_nodes"] - 1
-        if users.size == 0 or not each_once(users):
-            raise MalformedReplyError("it hosts no users, or one twice")
-        if (wrong := users[(users < 0) | (users > last)]).size:
+        last = known["num_nodes"] - 1
+        if (wrong := self.users[(self.users < 0) | (self.users > last)]).size:
             text = f"it hosts user {wrong[0]}, but the graph has nodes 0 to {last}"
             raise MalformedReplyError(text)
         if min(self.weight_shape) < 1 or math.prod(self.weight_shape) > MAX_WEIGHTS:
@@ -173,29 +166,10 @@ class EnrolmentReply(Message, up="query"):
 
 # A layer of each user's own ----------------------------------------------------------------------
 
-GIVEN = Exact(GRADIENT_ROUND, "round of that vector; 0: no gradient", shape="p")
-MEAN = Entries(
-    "average/weights",
-    "mean, taken over before the step; not NaN",
-    shape="f w",
-    when="average_round",
-)
-ADDED = Entries(
-    "average/weights",
-    "the users' weights, added up",
-    shape="f w",
-    dtype="float32 or float64",
-    per="p",
-    when="send_weights",
-)
-COUNTS = Entries(
-    "average/holders",
-    "how many users have each row",
-    shape="f",
-    dtype="int64",
-    limit=None,
-    when="send_weights",
-)
+MEAN = Entries("average/weights", shape="f w", when="average_round")
+KINDS = "float32 or float64"
+ADDED = Entries("average/weights", shape="f w", dtype=KINDS, per="p", when="send_weights")
+COUNTS = Entries("average/holders", shape="f", dtype="int64", limit=None, when="send_weights")
 
 
 class RelayRequest(Message, down="train train.finish"):
@@ -204,10 +178,10 @@ class RelayRequest(Message, down="train train.finish"):
     server_round: ServerRound
     users: Users
     gradient: Gradient
-    # Each round's gradient is applied once, however often it comes.
-    gradient_round: Annotated[IntArray, GIVEN]
+    # round of that vector, whose gradient is applied once; 0: no gradient
+    gradient_round: Annotated[IntArray, Exact(GRADIENT_ROUND, shape="p")]
     rate: Rate
-    average: Annotated[FloatArray | None, MEAN] = None
+    average: Annotated[FloatArray | None, MEAN] = None  # mean, taken over before the step; not NaN
     average_round: Annotated[int, Whole()] = 0  # round of that mean; 0 without
     send_weights: Annotated[bool, Flag()] = False  # whether weights are asked for
     checkpoint: Saves = False
@@ -223,8 +197,8 @@ class RelayReply(Message, up="train"):
 
     server_round: ServerRound
     latent: Annotated[FloatArray, Entries("arrays/relay", shape="p h")]  # latent vectors
-    weight_sum: Annotated[FloatArray | None, ADDED] = None
-    holders: Annotated[IntArray | None, COUNTS] = None
+    weight_sum: Annotated[FloatArray | None, ADDED] = None  # the users' weights, added up
+    holders: Annotated[IntArray | None, COUNTS] = None  # how many users have each row
     not_saved: NotSaved = ""
 
     @property
@@ -241,12 +215,10 @@ class RelayReply(Message, up="train"):
 
 # One layer for all -------------------------------------------------------------------------------
 
-WORDS = Entries(
-    "total/words", "the sum under pads, and checks", shape="L", dtype="uint64", limit=None
-)
-TOTAL = Entries("total/gradient", "sum of all users' gradients", shape="f w", when="has_total")
-TRAINED = Entries("arrays/relay", "vectors of `users` with dropout", shape="p h", when="trains")
-MEASURED = Entries("arrays/measured", "vectors of `measured`", shape="m h", when="measures")
+WORDS = Entries("total/words", shape="L", dtype="uint64", limit=None)
+TOTAL = Entries("total/gradient", shape="f w", when="has_total")
+TRAINED = Entries("arrays/relay", shape="p h", when="trains")
+MEASURED = Entries("arrays/measured", shape="m h", when="measures")
 
 
 class HiddenSum(Message, prefix="pad-"):
@@ -256,7 +228,7 @@ class HiddenSum(Message, prefix="pad-"):
     sum_run: Annotated[bytes, Raw("pad-run")]  # run of the secure sum, which the pad is made for
     sum_round: Annotated[int, Whole("pad-round")]  # its number, too
     ring: Annotated[Ring, RING]
-    words: Annotated[RingArray, WORDS]
+    words: Annotated[RingArray, WORDS]  # the sum under pads, and checks
 
     @property
     def nbytes(self) -> int:
@@ -270,9 +242,9 @@ class Advance(Message):
     before: Annotated[int, Whole("layer-before")] = 0  # round of the step before that
     rate: Rate = 0.0
     has_total: Annotated[bool, Flag()] = False  # whether the sum comes along
-    total: Annotated[FloatArray | None, TOTAL] = None
+    total: Annotated[FloatArray | None, TOTAL] = None  # sum of all users' gradients
     hidden: Annotated[HiddenSum | None, Part(make=HiddenSum, when="pad-contributors")] = None
-    copy: Annotated[Bytes | None, replace(Copy, optional=True)] = None
+    copy: Annotated[Bytes | None, Copy] = None
 
 
 class LatentRequest(Message, down="train"):
@@ -294,8 +266,8 @@ class LatentReply(Message, up="train"):
 
     server_round: ServerRound
     layer_round: LayerRound
-    latent: Annotated[FloatArray | None, TRAINED] = None
-    measured: Annotated[FloatArray | None, MEASURED] = None
+    latent: Annotated[FloatArray | None, TRAINED] = None  # vectors of `users` with dropout
+    measured: Annotated[FloatArray | None, MEASURED] = None  # vectors of `measured`
     not_saved: NotSaved = ""
 
 
@@ -341,7 +313,6 @@ class UsersClient(NumPyClient):
         x: Tensor,
         users: Tensor,
         *,
-        user_model: nn.Module | None = None,
         device: str = "cpu",
         checkpoint_dir: Path | None = None,
         outputs: ClientOutputs | None = None,
@@ -351,11 +322,9 @@ class UsersClient(NumPyClient):
         check_rows(x)
         self.users, self.context = users.long().cpu(), context
         self.outputs = outputs or ClientOutputs(context)
-        self._x, self._model, self._device = x, user_model, resolve_device(device)
-        places = self.state_name, self.users, checkpoint_dir
-        self._state: CohortState[Any] = CohortState(
-            context, *places, self._made, copies=self.copies
-        )
+        self._x, self._device = x, resolve_device(device)
+        places = self.state_name, self.users, checkpoint_dir, self._made
+        self._state: CohortState[Any] = CohortState(context, *places, copies=self.copies)
 
     @property
     def settings(self) -> UserSettings:
@@ -374,12 +343,8 @@ class UsersClient(NumPyClient):
             self._state.begin(question.resume)  # all have come since that checkpoint
         else:
             self._restore(question)
-        handled = self._state.processed()
-        if self._model is not None:
-            shape = [1, sum(p.numel() for p in self._model.parameters())]
-        else:
-            shape = [self._x.shape[1] + int(self.settings.bias), self.settings.latent_size]
-        return EnrolmentReply(self.users.numpy(), shape, handled)
+        shape = [self._x.shape[1] + int(self.settings.bias), self.settings.latent_size]
+        return EnrolmentReply(self.users.numpy(), shape, self._state.processed())
 
     def _restore(self, question: EnrolmentRequest) -> None:
         raise NotImplementedError
@@ -401,20 +366,17 @@ class UsersClient(NumPyClient):
         self.context.state.pop(self.settings_key, None)
 
     def snapshot(self) -> Snapshot:
-        if self._model is not None:
-            LOG.warning("user_model: a module of your own is saved in checkpoints alone")
-            return Snapshot(None, [])
         return Snapshot(None, [self._state.look().models(self.users.tolist())])
 
     def _places(self, users: NDArray[np.generic]) -> Tensor:
-        wanted = torch.from_numpy(np.ascontiguousarray(users))
-        if torch.equal(wanted, self.users):
-            return torch.arange(wanted.numel())
-        ordered, order = self.users.sort()
-        place = order[torch.searchsorted(ordered, wanted).clamp(max=order.numel() - 1)]
-        if not torch.equal(self.users[place], wanted):
+        own = self.users.numpy()
+        if np.array_equal(users, own):
+            return torch.arange(users.size)
+        order = np.argsort(own)
+        place = order.take(np.searchsorted(own, users, sorter=order), mode="clip")
+        if not np.array_equal(own[place], users):
             raise ValueError("the message names users that this client does not host")
-        return place
+        return torch.from_numpy(place)
 
 
 class NodeClient(UsersClient):
@@ -428,10 +390,6 @@ class NodeClient(UsersClient):
         ``[n_c, f]`` the users' features, dense or sparse CSR.
     users : Tensor
         ``[n_c]`` the users' numbers in the server's graph.
-    user_model : Module, optional
-        ``f_u``: any module from one user's features to a vector of ``latent_size``; by default
-        the paper's linear map. ``f_u`` runs without dropout, since one latent vector serves
-        training and evaluation; put dropout into the server's model.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     checkpoint_dir : Path, optional
@@ -439,14 +397,14 @@ class NodeClient(UsersClient):
     outputs : ClientOutputs, optional
         Where outputs go, if the SuperNode has no folder of its own.
     rows_dir : Path, optional
-        Folder for a file that holds the users' weights and moments instead of the memory, only
-        for the paper's linear map without averaging. The users are computed on the CPU.
+        Folder for a file that holds the users' weights and moments instead of the memory, without
+        averaging. The users are computed on the CPU.
 
     Raises
     ------
     ValueError
-        If users and features do not fit, or ``rows_dir`` is given with a ``user_model`` or for a
-        SuperNode whose files are encrypted.
+        If users and features do not fit, or ``rows_dir`` is given for a SuperNode whose files are
+        encrypted.
     """
 
     def __init__(
@@ -458,12 +416,11 @@ class NodeClient(UsersClient):
         rows_dir: Path | None = None,
         **more: Any,  # the other parameters
     ) -> None:
-        self._file: Path | None = None
-        if rows_dir is not None:
+        self._file = None if rows_dir is None else rows_dir / f"users-{node_name(context)}.rows"
+        if self._file is not None:
             more["device"] = "cpu"  # what is read from the disk changes there
-            self._file = rows_dir / f"users-{node_name(context)}.rows"
-            if more.get("user_model") is not None or state_key(context) is not None:
-                raise ValueError("rows_dir: not with user_model, nor with state-key")
+            if state_key(context) is not None:
+                raise ValueError("rows_dir: not with state-key")
         super().__init__(context, x, users, **more)
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
@@ -497,8 +454,6 @@ class NodeClient(UsersClient):
             raise ValueError("rows_dir: users whose weights are in a file do not average them")
         place = self._places(request.users)
         with self._state.opened(follows=follows) as cohort:
-            if isinstance(cohort, StoredCohort):
-                cohort.check_room(place)
             if request.average is not None:
                 rounds = torch.full_like(place, request.average_round)
                 fresh = _note_new(cohort.tensors[AVERAGE_ROUND], place, rounds)
@@ -539,25 +494,21 @@ class NodeClient(UsersClient):
             self._state.drop()  # what a run that was stopped left in this process is of others
             cohort = self._new()
             result, ptr = cohort.start(), cohort.rows.ptr.cpu()
-            both = np.intersect1d(self.users.numpy(), numbers.numpy(), return_indices=True)
-            here, there = (torch.from_numpy(place) for place in both[1:])
-            rows, saved_rows = row_entries(ptr, here)[1], row_entries(more[ROWS], there)[1]
+            both = np.intersect1d(self.users.numpy(), numbers.numpy(), return_indices=True)[1:]
+            users = [torch.from_numpy(place) for place in both]
+            rows = [row_entries(p, one)[1] for p, one in zip((ptr, more[ROWS]), users, strict=True)]
             for name, tensor in result.items():
-                if name in ADAM_TENSORS:  # all users' rows on end
-                    tensor[rows] = saved[name][saved_rows]
-                else:
-                    tensor[here] = saved[name][there]
+                here, there = rows if name in ADAM_TENSORS else users
+                tensor[here] = saved[name][there]
             return result
 
-        restored = self._state.restore(resume, adopt)
+        is_restored = self._state.restore(resume, adopt) is not None
         # The file that was read may have users that have left.
-        is_due = before is not None and restored is not None
-        if is_due and (why := self._save(resume.server_round, resume.run)):
+        changes = is_restored and before is not None
+        if changes and (why := self._save(resume.server_round, resume.run)):
             raise CheckpointError(why)
 
     def _new(self) -> LinearCohort:
-        if self._model is not None:
-            return ModuleCohort(self._x.to(self._device), self._model, self.settings)
         if self._file is not None:
             return StoredCohort(self._packed(), self.settings, self._file)
         return LinearCohort(self._packed(), self.settings)
@@ -575,8 +526,8 @@ class CommonLayerClient(UsersClient, MaskingClient):
 
     Parameters
     ----------
-    context, x, users, user_model, **more
-        As of ``NodeClient``; ``user_model`` is the same for all users.
+    context, x, users, **more
+        As of ``NodeClient``.
     masked : bool
         Whether the server may see neither the layer nor the sums.
     trust : TrustSettings, optional
@@ -731,6 +682,4 @@ class CommonLayerClient(UsersClient, MaskingClient):
         self._state.restore(question.resume, lambda saved, *_: saved if before else None)
 
     def _new(self) -> CommonLayer:
-        if self._model is not None:
-            return CommonModule(self._x.to(self._device), self.users, self._model, self.settings)
         return CommonLayer(self._packed(), self.users, self.settings)

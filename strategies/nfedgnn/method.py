@@ -39,7 +39,7 @@ from flower_graph.errors import ConfigError, DataError, RefusedError
 from flower_graph.flower_compat import Mod
 from flower_graph.method import Method, Partition
 from flower_graph.method.permits import ALLOW_TRUST, PLAIN
-from flower_graph.models import PairModel, SplitModel, build_server_model
+from flower_graph.models import SplitModel, build_server_model
 from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.local import PrivateRows, client_noise
 from flower_graph.rng import seeded
@@ -53,6 +53,7 @@ from flower_graph.strategies.nfedgnn.config import (
     NFedGNNConfig,
     UserData,
 )
+from flower_graph.strategies.nfedgnn.modules import SplitPairs
 from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay, held_links
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
         model: nn.Module = split
         if config.task == LINKS and config.links.decoder == MLP:
             with seeded(torch.device("cpu"), config.seed, "pair-decoder"):
-                model = PairModel(split, row_size(config))
+                model = SplitPairs(split, row_size(config))
         saving = checkpoint_settings(config, out)
         strategy = SplitGradientRelay(data, model, config, latent_size=split.latent_size, **saving)
         if config.data.add is not None or config.data.remove:

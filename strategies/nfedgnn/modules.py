@@ -1,7 +1,4 @@
-"""The modules of nFedGNN's saved models: the server's half, and a user's half.
-
-Each is the module that was trained. It needs PyTorch, not Flower.
-"""
+"""The modules of nFedGNN's saved models that need PyTorch alone: a server's half, a user's half."""
 
 from typing import Any
 
@@ -9,35 +6,28 @@ import torch
 from torch import Tensor, nn
 
 from flower_graph.config.rules import choice
-from flower_graph.models import PairModel, SplitGAT, SplitGCN, SplitSAGE
-from flower_graph.outputs.build import FLAG, HEADS, SHARE, WIDTH, built_with
-
-__all__ = ["SplitGAT", "SplitGCN", "SplitPairs", "SplitSAGE", "UserModel"]
-
-SPLIT = {kind.__name__: kind for kind in (SplitGCN, SplitGAT, SplitSAGE)}
-RULES = {"hidden": WIDTH, "classes": WIDTH, "dropout": SHARE}
-
-for kind in (SplitGCN, SplitSAGE):
-    built_with(**RULES)(kind)
-built_with(heads=HEADS, **RULES)(SplitGAT)
+from flower_graph.models import PairModel, SplitModel
+from flower_graph.outputs.build import FLAG, HEADS, SHARE, SPLIT, WIDTH, built_with
 
 
-@built_with(rows=choice(*SPLIT), heads=HEADS, **RULES)
+@built_with(rows=choice(*SPLIT), hidden=WIDTH, heads=HEADS, classes=WIDTH, dropout=SHARE)
 class SplitPairs(PairModel):
     """A server's half for links: ``decoder(rows, pairs)`` gives logits of pairs.
 
     Parameters
     ----------
-    rows : str
-        Name of the module that gives each node a row.
+    rows : str or SplitModel
+        The module that gives each node a row, or the name of its class.
     classes : int
         Numbers of a row.
     **more
-        The module's other arguments.
+        The module's other arguments, if it is given by name.
     """
 
-    def __init__(self, rows: str, classes: int, **more: Any) -> None:  # as the module has them
-        super().__init__(SPLIT[rows](classes=classes, **more), classes)
+    def __init__(self, rows: str | SplitModel, classes: int, **more: Any) -> None:
+        module = SPLIT[rows](classes=classes, **more) if isinstance(rows, str) else rows
+        super().__init__(module, classes)
+        self.arguments = {"rows": type(module).__name__, **module.arguments}
 
 
 @built_with(features=WIDTH, latent_size=WIDTH, bias=FLAG)

@@ -57,6 +57,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -73,8 +74,8 @@ from flower_graph.config.schema import check_settings
 from flower_graph.data.description import server_graph
 from flower_graph.engine.cohort import Judged
 from flower_graph.engine.machine import resolve_device
-from flower_graph.errors import DataError, DivergedError, MalformedReplyError, NoClientsError
-from flower_graph.models import PairModel, SplitModel
+from flower_graph.errors import DataError, DivergedError, MalformedReplyError
+from flower_graph.models import PairModel
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.graph import (
     LaplacianTerm,
@@ -91,6 +92,7 @@ from flower_graph.ops.links import (
     split_links,
     undirected,
 )
+from flower_graph.outputs.build import form_of
 from flower_graph.outputs.files import (
     NO_CLIENT,
     Embeddings,
@@ -103,6 +105,7 @@ from flower_graph.outputs.files import (
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator, seeded
+from flower_graph.secure.channel import KEY_BYTES
 from flower_graph.secure.common_key import (
     SIGNED_BY,
     KeyPacket,
@@ -123,6 +126,7 @@ from flower_graph.strategies.nfedgnn.client import (
     GRADIENTS,
     IN_SUM,
     LEAST_FRACTION_BITS,
+    WORD,
     Advance,
     CopyReply,
     EnrolmentReply,
@@ -161,7 +165,6 @@ FLOAT = 4  # bytes of a number
 NOBODY: IntArray = np.zeros(0, np.int64)
 UNHOSTED = "no SuperNode hosts users of this graph"
 NEVER = -1  # the round of no step
-MODULES = "flower_graph.strategies.nfedgnn.modules"  # of saved models
 WARM_UP = 0.1  # share of the rounds in which ``warmup-cosine`` raises the step size
 MOST_STOPPED = 2  # steps that a SuperNode may stop before it is left out
 T = TypeVar("T")
@@ -264,12 +267,6 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         may_end = server_round >= self.session.rounds or self.session.stops_early(server_round)
         return may_end or server_round % self.section.evaluate_every == 0
 
-    def read(self, node: int, content: RecordDict) -> RelayReply | LatentReply:
-        return self.layer.read_reply(self.requests[node], content)
-
-    def reply_bytes(self) -> int:
-        return self.layer.reply_bytes(self.requests.values())
-
     def finish(self, server_round: int) -> None:
         self.layer.finish(server_round)
 
@@ -345,10 +342,6 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
                     accuracy[role[user] - 1] = "1.0" if right[user] else "0.0"
                 yield [str(user), at, number, "1", "", *accuracy, *counts]
 
-    def summary(self) -> None:
-        name, users = type(self).__name__, self.server.num_nodes
-        LOG.info("%s: %d users, %s", name, users, self.layer.settings)
-
     def grow(self, data: Any, *, left: Sequence[int] = (), alone: int = 0) -> None:
         """Go on with other users: the next ``start`` is to be with ``resume=True``.
 
@@ -410,8 +403,8 @@ class Layer(Membership):
     """The server's half of the users' layer: who hosts which users, who is there, and bytes.
 
     A form has ``latents(round)``, a round's latent vectors ``[n, h]`` and the users that were heard
-    ``[n]``; ``step(round, gradient, rate)``, which returns why the layer cannot step, or "";
-    ``read_reply`` and ``reply_bytes`` of a reply; and ``finish``.
+    ``[n]``; ``step(round, gradient, rate)``, which returns why the layer cannot step, or ""; and
+    ``finish``.
     """
 
     needs_query = True
@@ -458,11 +451,9 @@ class Layer(Membership):
     def in_order(self, answers: Mapping[int, EnrolmentReply]) -> list[tuple[int, EnrolmentReply]]:
         """Enrol first the SuperNodes whose weights have the commonest shape."""
         # The first SuperNode must not decide for all how large weights are.
-        shapes = Counter(tuple(answer.weight_shape) for answer in answers.values())
-        commonest = [*max(shapes, key=lambda shape: (shapes[shape], shape), default=())]
-        return sorted(
-            answers.items(), key=lambda item: (item[1].weight_shape != commonest, item[0])
-        )
+        shapes = [answer.weight_shape for answer in answers.values()]
+        common = max(shapes, key=lambda shape: (shapes.count(shape), shape), default=[])
+        return sorted(answers.items(), key=lambda item: (item[1].weight_shape != common, item[0]))
 
     def refusal(self, answer: EnrolmentReply) -> str:
         if self.clients and answer.weight_shape != self.weight_shape:
@@ -487,12 +478,6 @@ class Layer(Membership):
         takes_part = np.zeros(self.size, bool)
         takes_part[pool[self.relay.session.draw(pool.size, server_round)]] = True
         return {node: users[takes_part[users]] for node, users in hosted.items()}
-
-    def must_ask(self, server_round: int, asked: Collection[int]) -> None:
-        """Refuse a round in which no SuperNode is asked."""
-        if not asked:
-            why = "no connected SuperNode hosts a user who takes part"
-            raise NoClientsError(f"round {server_round}: {why}")
 
     def is_alone(self, server_round: int) -> bool:
         last = int(self.joined.max())
@@ -568,22 +553,12 @@ class OwnLayer(Layer):
         """Ask this round's users for latent vectors, with the gradients that wait."""
         relay, session, server = self.relay, self.relay.session, self.relay.server
         drawn = self.drawn(server_round, self.users_of(session.gather(server_round, UNHOSTED)))
+        # For a checkpoint every host is asked, even if none of its users takes part.
         saves, every = session.is_due(server_round), relay.section.average_every
+        drawn = {node: users for node, users in drawn.items() if saves or users.size}
         # A mean of the newcomers alone would become everybody's.
         averages = every > 0 and server_round % every == 0 and not self.is_alone(server_round)
-        relay.requests = {
-            # For a checkpoint every host is asked, even if none of its users takes part.
-            node: replace(
-                self._request(server_round, users),
-                send_weights=averages,
-                checkpoint=saves,
-                run=session.run,
-            )
-            for node, users in drawn.items()
-            if saves or users.size
-        }
-        self.must_ask(server_round, relay.requests)
-        replies = relay.send(server_round, "train", relay._config)
+        replies = self._send(server_round, drawn, averages=averages, saves=saves)
         relay.answers = self.answered = replies.values
         session.must_have(server_round, replies)
         for node, reply in replies.values.items():
@@ -593,28 +568,50 @@ class OwnLayer(Layer):
             reply.latent, request.gradient = reply.latent[:0].copy(), request.gradient[:0].copy()
         return server.latent, server.known
 
-    def _request(self, server_round: int, users: IntArray) -> RelayRequest:
-        due = self.average is not None and (self.has_average[users] < self.average_round).any()
-        return RelayRequest(
+    def _send(
+        self,
+        server_round: int,
+        users: Mapping[int, IntArray],
+        message_type: str = "train",
+        *,
+        averages: bool = False,
+        saves: bool = False,
+    ) -> Replies[RelayReply]:
+        """Send users the gradients that wait for them, and the mean if they lack it."""
+        relay, session, (f, w) = self.relay, self.relay.session, self.weight_shape
+        requests = relay.requests = {
+            node: RelayRequest(
+                server_round,
+                local,
+                self.gradient[local],
+                self.gradient_round[local],
+                self.rate,
+                *self._mean_for(local),
+                averages,
+                saves,
+                session.run,
+            )
+            for node, local in users.items()
+        }
+
+        def read(node: int, content: RecordDict) -> RelayReply:
+            (p, h), asked = requests[node].gradient.shape, {"send_weights": averages}
+            return RelayReply.read(content, server_round=server_round, p=p, h=h, f=f, w=w, **asked)
+
+        session.asked = dict(users)
+        numbers = max((one.gradient.size for one in requests.values()), default=0)
+        return session.send(
+            {node: with_entries(one, relay._config) for node, one in requests.items()},
             server_round,
-            users,
-            self.gradient[users],
-            self.gradient_round[users],
-            self.rate,
-            self.average.numpy() if due and self.average is not None else None,
-            self.average_round if due else 0,
+            read,
+            message_type=message_type,
+            max_reply_bytes=reply_bytes(numbers + averages * f * (w + 1)),
         )
 
-    def read_reply(self, request: RelayRequest, content: RecordDict) -> RelayReply:
-        (p, h), (f, w) = request.gradient.shape, self.weight_shape
-        asked = {"server_round": request.server_round, "send_weights": request.send_weights}
-        return RelayReply.read(content, p=p, h=h, f=f, w=w, **asked)
-
-    def reply_bytes(self, requests: Collection[RelayRequest]) -> int:
-        latent = max((request.gradient.size for request in requests), default=0)
-        averages = any(request.send_weights for request in requests)
-        rows, size = self.weight_shape
-        return reply_bytes(latent + (rows * (size + 1) if averages else 0))
+    def _mean_for(self, users: IntArray) -> tuple[FloatArray | None, int]:
+        if self.average is None or (self.has_average[users] >= self.average_round).all():
+            return None, 0
+        return self.average.numpy(), self.average_round
 
     def step(self, server_round: int, gradient: Tensor, rate: float) -> str:
         """Keep the gradients for users, and the mean of the weights that they sent."""
@@ -653,13 +650,10 @@ class OwnLayer(Layer):
 
     def finish(self, server_round: int) -> None:
         """Deliver the last gradients."""
-        relay = self.relay
-        relay.requests = {
-            node: self._request(server_round, users[~self.left[users]])
-            for node, users in self.users_of(relay.session.present()).items()
-            if not self.left[users].all()
-        }
-        self._delivered(relay.send(server_round, "train.finish").values)
+        hosted = self.users_of(self.relay.session.present())
+        present = {node: users[~self.left[users]] for node, users in hosted.items()}
+        present = {node: users for node, users in present.items() if users.size}
+        self._delivered(self._send(server_round, present, "train.finish").values)
 
 
 class CommonLayer(Layer):
@@ -676,10 +670,11 @@ class CommonLayer(Layer):
         self.at = dict[int, int]()  # round of the last step of each SuperNode's layer
         self.stopped = Counter[int]()  # steps that SuperNodes stopped, by their users
         self.keys = dict[int, MemberKey]()  # of SuperNodes that have enrolled
-        section = relay.section
-        self._masks, registry = section.aggregation == MASKED, section.registry
+        self._masks, registry = relay.section.aggregation == MASKED, relay.section.registry
         # Under pads two sums tell the server nothing, however few SuperNodes they differ by.
         self._parties = None if registry is None else PartySums(registry, differ_by=1)
+        self._count = IN_SUM if registry is None else AS_PARTY
+        self._vector = FLOAT * settings.latent_size  # bytes
         self._ask_anew(0)
 
     def _ask_anew(self, server_round: int) -> None:
@@ -739,7 +734,6 @@ class CommonLayer(Layer):
         session.rejected += few(self.rejected)
         asked = {node: relay.requests[node].users for node in hosted if node in relay.requests}
         session.asked = {node: users for node, users in asked.items() if users.size}
-        self.must_ask(server_round, session.asked)
         self.answered = [node for node in session.asked if node in relay.answers]
         session.must_have(server_round, Replies(dict.fromkeys(self.answered), session.rejected))
         latent, heard = server.latent.clone(), torch.zeros_like(server.known)
@@ -749,9 +743,8 @@ class CommonLayer(Layer):
             if rows is None:
                 rows = reply.measured[np.isin(request.measured, request.users)]
             local, vectors = torch.from_numpy(request.users), _tensor(rows)
-            unknown = ~server.known.cpu()[local]
-            if unknown.any():  # the first word from them
-                server.receive(local[unknown], vectors[unknown])
+            new = ~server.known.cpu()[local]  # the first word from them
+            server.receive(local[new], vectors[new])
             latent[local.to(server.device)] = vectors.to(server.device)
             heard[local.to(server.device)] = True
         return latent, heard
@@ -794,13 +787,22 @@ class CommonLayer(Layer):
             )
             for node, (users, measured) in asked.items()
         }
-        entries = self._sealed_keys(list(requests)) if self._masks else {}
+        sealed = self._sealed_keys(list(requests)) if self._masks else {}
+
+        def read(node: int, content: RecordDict) -> LatentReply:
+            one = requests[node]
+            known = {"server_round": one.server_round, "layer_round": one.advance.layer_round}
+            sizes = {"p": one.users.size, "m": one.measured.size, "h": self.settings.latent_size}
+            measures = bool(one.measured.size)
+            return LatentReply.read(content, trains=one.trains, measures=measures, **known, **sizes)
+
+        vectors = max(one.users.size + one.measured.size for one in requests.values())
         replies = session.exchange.send(
-            {node: with_entries(one, entries.get(node, {})) for node, one in requests.items()},
+            {node: with_entries(one, sealed.get(node, {})) for node, one in requests.items()},
             server_round=self.asked_round,
             timeout=session.timeout,
-            read=lambda node, content: self.read_reply(requests[node], content),
-            max_reply_bytes=self.reply_bytes(requests.values()),
+            read=read,
+            max_reply_bytes=reply_bytes(vectors * self.settings.latent_size),
         )
         relay.requests |= requests
         relay.answers |= replies.values
@@ -813,56 +815,34 @@ class CommonLayer(Layer):
             for kind, sent in (("sum", total), ("copy", advance.copy)):
                 if sent is not None:
                     self.tally("down", kind, measured, sent.nbytes)
-            if measured.size:
-                self.tally("up", "measured", measured, measured.size * self._vector)
             if reply.measured is not None:
+                self.tally("up", "measured", measured, measured.size * self._vector)
                 relay.server.receive(torch.from_numpy(measured), _tensor(reply.measured))
-
-    @property
-    def _vector(self) -> int:
-        return FLOAT * self.settings.latent_size  # bytes
 
     def _sealed_keys(self, nodes: Sequence[int]) -> Mapping[int, Config]:
         """Have the common key sealed for SuperNodes that do not have it."""
         keys, hosted = self.keys, list(self.relay.session.hosted())
-        checks = {n: keys[n].key_check.tobytes() for n in hosted if keys[n].key_check.any()}
-        having = [node for node, check in checks.items() if check == next(iter(checks.values()))]
+        checks = {node: keys[node].key_check.tobytes() for node in hosted}
+        known = [check for check in checks.values() if any(check)][:1]
+        having = [node for node, check in checks.items() if check in known]
         lacking = [node for node in nodes if node not in having]
         for donor in (having or hosted) if lacking else ():
             others = [node for node in lacking if node != donor]
-            public = np.array([keys[node].public for node in others], np.uint8).reshape(-1, 32)
+            public = np.array([keys[node].public for node in others], np.uint8)
             signed = None
             if self._parties is not None:
                 rows = [keys[node].signed_by for node in others]
                 signed = np.array(rows, np.uint8).reshape(-1, SIGNED_BY)
-            request = ShareKeyRequest(public, not checks, signed).to_record()
+            request = ShareKeyRequest(public.reshape(-1, KEY_BYTES), not having, signed)
             read = partial(ShareKeyReply.read, k=len(others))
-            reply = self.ask_one(donor, "train.share_key", request, read)
+            reply = self.ask_one(donor, "train.share_key", request.to_record(), read)
             if reply is not None:
                 for node in (donor, *others):
                     keys[node].key_check = reply.key_check
                 sender = keys[donor].public, keys[donor].signed_by
-                return {
-                    node: KeyPacket(packet, *sender).to_config()
-                    for node, packet in zip(others, reply.packets, strict=True)
-                }
+                packets = [KeyPacket(packet, *sender).to_config() for packet in reply.packets]
+                return dict(zip(others, packets, strict=True))
         return {}
-
-    def read_reply(self, request: LatentRequest, content: RecordDict) -> LatentReply:
-        return LatentReply.read(
-            content,
-            server_round=request.server_round,
-            layer_round=request.advance.layer_round,
-            trains=request.trains,
-            measures=bool(request.measured.size),
-            p=request.users.size,
-            m=request.measured.size,
-            h=self.settings.latent_size,
-        )
-
-    def reply_bytes(self, requests: Collection[LatentRequest]) -> int:
-        users = max((one.users.size + one.measured.size for one in requests), default=0)
-        return reply_bytes(users * self.settings.latent_size)
 
     # The last step, and SuperNodes that lack it
 
@@ -892,8 +872,8 @@ class CommonLayer(Layer):
             self.taken = Advance(newest, NEVER)
         request = RecordDict({CONFIG: ConfigRecord()})
         for donor in filter(self._can_go_on, hosted):
-            reply = self.ask_one(donor, "train.copy_layer", request, CopyReply.read)
-            if reply is not None and reply.layer_round == self.at[donor]:
+            read = partial(CopyReply.read, layer_round=self.at[donor])
+            if reply := self.ask_one(donor, "train.copy_layer", request, read):
                 self.ledger.count("up", "copy", reply.copy.nbytes)
                 return reply
         return None
@@ -924,9 +904,7 @@ class CommonLayer(Layer):
             self.tally("down", "gradient", users, users.size * self._vector)
             at = self.taken.layer_round
             requests[node] = GradientRequest(server_round, users, gradients[users], at)
-        self.stoppers = ()
-        add_up = self._add_up_masked if self._masks else self._add_up
-        total = add_up(server_round, requests)
+        total = self._summed(server_round, requests)
         if isinstance(total, str):
             return f"no sum of gradients: {total}"
         hidden, plain = (total, None) if isinstance(total, HiddenSum) else (None, total)
@@ -946,67 +924,64 @@ class CommonLayer(Layer):
             guard=True,
         )
 
-    def _add_up(
+    def _summed(
         self, server_round: int, requests: Mapping[int, GradientRequest]
-    ) -> FloatArray | str:
-        """Ask for the sums of gradients; return the whole sum, or why there is none."""
-        f, w = self.weight_shape
-        replies = self.relay.session.send(
-            {node: request.to_record() for node, request in requests.items()},
-            server_round,
-            lambda node, content: SumReply.read(
-                content, server_round=server_round, f=f, w=w, p=requests[node].users.size
-            ),
-            message_type="train.add_up",
-            max_reply_bytes=reply_bytes(f * w),
-        )
-        total = np.zeros(self.weight_shape)
-        for node in self.present(replies.values):
-            total += bounded(replies.values[node].total, self.relay.section.limit)
-            self.tally("up", "sum", requests[node].users, replies.values[node].total.nbytes)
-        missing = requests.keys() - replies.values.keys()
-        return self._none_without(missing) if missing else total.astype(np.float32)
+    ) -> HiddenSum | FloatArray | str:
+        """Have the SuperNodes' sums added up, in the clear or under masks; or say why not."""
+        (f, w), length = self.weight_shape, math.prod(self.weight_shape)
+        entries: Mapping[int, Config] = {node: {} for node in requests}
+        voices = {node: self.clients[node][: self._count] for node in requests}
+        if self._masks:
+            length += CHECKS * (self._parties is not None)
+            if {*self.sums.clients} != {*chain.from_iterable(voices.values())}:
+                self.sums.give_up()
+            self.sums.prepare(server_round, voices)
+            detail = detail_of(server_round, self.taken.layer_round)
+            entries = self.sums.requests(length, GRADIENTS, detail, padded=True)
 
-    def _add_up_masked(
-        self, server_round: int, requests: Mapping[int, GradientRequest]
-    ) -> HiddenSum | str:
-        """Have the sums added up under masks; return the padded sum, or why there is none."""
-        session, sums = self.relay.session, self.sums
-        count, checks = (IN_SUM, 0) if self._parties is None else (AS_PARTY, CHECKS)
-        asked = {node: self.clients[node][:count] for node in requests}
-        every = {client for local in asked.values() for client in local}
-        if set(sums.clients) != every:
-            sums.give_up()
-        sums.prepare(server_round, asked)
-        length, ring = math.prod(self.weight_shape) + checks, sums.ring
-        detail = detail_of(server_round, self.taken.layer_round)
-        entries = sums.requests(length, GRADIENTS, detail, padded=True)
-        replies = session.send(
+        # Any: the sum; a masked sum is kept by its protocol
+        def read(node: int, content: RecordDict) -> Any:
+            if self._masks:
+                return self.sums.take(node, content)
+            users = requests[node].users.size
+            return SumReply.read(content, server_round=server_round, f=f, w=w, p=users).total
+
+        replies = self.relay.session.send(
             {node: with_entries(requests[node], more) for node, more in entries.items()},
             server_round,
-            sums.take,
+            read,
             message_type="train.add_up",
-            max_reply_bytes=reply_bytes(length, IN_SUM),
+            max_reply_bytes=reply_bytes(length, self._count),
         )
         for node in replies.values:
-            self.tally("up", "sum", requests[node].users, 8 * length)
+            nbytes = length * (WORD // 8 if self._masks else FLOAT)
+            self.tally("up", "sum", requests[node].users, nbytes)
+        hidden = self._opened(server_round, voices, entries) if self._masks else None
+        if missing := entries.keys() - replies.values.keys():
+            self.stoppers = missing
+            return f"missing from {len(missing)} SuperNode(s)"
+        if hidden is not None:
+            return hidden
+        self.stoppers, limit = (), self.relay.section.limit
+        sums = [bounded(replies.values[node], limit) for node in self.present(replies.values)]
+        return np.stack(sums).sum(0, dtype=np.float64).astype(np.float32)
+
+    def _opened(
+        self, server_round: int, voices: Mapping[int, list[int]], entries: Mapping[int, Config]
+    ) -> HiddenSum | str:
+        """Take the masks off a sum, not the pads; or say why it cannot be opened."""
+        session, sums, ring = self.relay.session, self.sums, self.sums.ring
         result, rejected = sums.close_padded(server_round), sums.take_rejected()
         session.rejected += rejected
-        if missing := entries.keys() - replies.values.keys():
-            return self._none_without(missing)
         if isinstance(result, Skipped):
-            self.stoppers = {one.node_id for one in rejected} & requests.keys()
+            self.stoppers = {one.node_id for one in rejected} & voices.keys()
             return str(result.reason)
-        if lost := every.difference(result.contributors.tolist()):
-            self.stoppers = [n for n, local in asked.items() if not lost.isdisjoint(local)]
-            return f"{len(lost)} of {len(every)} parties were left out"
+        there = {*result.contributors.tolist()}
+        self.stoppers = [node for node, local in voices.items() if not there.issuperset(local)]
+        if self.stoppers:
+            return f"{len(self.stoppers)} of {len(voices)} SuperNodes were left out"
         mask = MaskRequest.from_config(next(iter(entries.values())))
-        count = result.contributors.size
-        return HiddenSum(count, mask.run_id, mask.server_round, ring, result.total)
-
-    def _none_without(self, missing: Collection[int]) -> str:
-        self.stoppers = missing
-        return f"missing from {len(missing)} SuperNode(s)"
+        return HiddenSum(len(there), mask.run_id, mask.server_round, ring, result.total)
 
     def finish(self, server_round: int) -> None:
         content = RecordDict({CONFIG: ConfigRecord({SERVER_ROUND: server_round})})
@@ -1017,10 +992,10 @@ def _tensor(latent: FloatArray) -> Tensor:
     return torch.tensor(latent, dtype=torch.float32)
 
 
-def with_entries(message: Message, entries: Config) -> RecordDict:
-    """Write a message with further entries."""
+def with_entries(message: Message, entries: Mapping[str, Any]) -> RecordDict:
+    """Write a message with further entries; its own go first."""
     content = message.to_record()
-    content[CONFIG] = ConfigRecord({**content.config_records[CONFIG], **entries})
+    content[CONFIG] = ConfigRecord({**entries, **content.config_records[CONFIG]})
     return content
 
 
@@ -1041,10 +1016,6 @@ def scheduled(schedule: str, rate: float, server_round: int, rounds: int) -> flo
 class RelayServer:
     """The server's model and data, as tensors."""
 
-    # Made of the edges between users that have answered, when it is needed
-    _graph: Tensor | SortedEdges | None
-    _term: LaplacianTerm | None
-
     def __init__(
         self, data: Any, model: nn.Module, config: NFedGNNConfig, latent_size: int
     ) -> None:
@@ -1053,6 +1024,8 @@ class RelayServer:
         self.reg_weight, self.seed = self.section.smoothness, config.seed
         self.device = resolve_device(config.device)
         self.model = model.to(self.device)
+        # Whether the model can do with the nodes of the loss; a GPU would have to be waited for.
+        self._takes_nodes = self.device.type == "cpu" and getattr(model, "takes_nodes", False)
         self.optimizer = Adam(self.model.parameters(), weight_decay=self.section.weight_decay)
         # What predicts and is evaluated: the model that is trained, or the average of its weights
         self._decay = self.section.server_average
@@ -1101,27 +1074,28 @@ class RelayServer:
             self.known[users] = True
             self._forget_graph()
 
-    @property
+    # Made when it is needed, not as each SuperNode's first answer comes: there may be a million.
+    @cached_property
     def graph(self) -> Tensor | SortedEdges:
         """The edges between users that have answered, in the form that the model takes."""
-        # Not as each SuperNode's first answer comes: there may be a million.
-        if self._graph is None:
-            edges = self._all_edges
-            if self.known.all():
-                self._graph = edges
-            elif isinstance(edges, SortedEdges):
-                self._graph = edges.among(self.known)
-            else:
-                self._graph = among(edges, self.known)
-        return self._graph
+        return among(self._all_edges, self.known)
+
+    @cached_property
+    def _term(self) -> LaplacianTerm:
+        return laplacian_term(self.graph, self.num_nodes)
 
     def _forget_graph(self) -> None:
-        self._graph, self._term = None, None
+        for made in ("graph", "_term"):
+            self.__dict__.pop(made, None)
 
+    @torch.no_grad()
     def move(self, server_round: int, rate: float) -> None:
+        """Take a step; the average follows, a plain mean until there are enough weights."""
         self.optimizer.lr = rate
         self.optimizer.step()
-        self._average(server_round)
+        share, now = max(1 - self._decay, 1 / server_round), self.model.state_dict()
+        for name, kept in self.eval_model.state_dict().items() if self._decay else ():
+            kept.copy_(kept.lerp(now[name], share) if kept.is_floating_point() else now[name])
 
     def gradients(
         self, server_round: int, latent: Tensor, heard: Tensor
@@ -1130,11 +1104,18 @@ class RelayServer:
         # latent [n, h], heard [n]
         latent = latent.detach().requires_grad_()
         self.optimizer.zero_grad()
-        # The regulariser's part goes first and by itself, so that its tensors are free again.
-        smooth = self._smoothness(latent)
+        smooth, nodes = torch.zeros((), device=self.device), list[Tensor]()
+        if self.reg_weight:
+            # The regulariser's part goes first and by itself, so that its tensors are free again.
+            term = laplacian_regulariser(self._term, latent)
+            (self.reg_weight * term).backward()
+            smooth = term.detach()
+            del term
+        if self._takes_nodes:
+            nodes = [(self.masks["train"] & heard).nonzero().flatten()]
         self.model.train()
         with seeded(self.device, self.seed, "server-dropout", server_round):
-            logits = self.model(latent, self.graph, *self._learnt_from(heard))
+            logits = self.model(latent, self.graph, *nodes)
         entropy = self.entropy(logits, heard, server_round)
         loss = entropy.detach() + self.reg_weight * smooth
         if not torch.isfinite(loss):
@@ -1146,23 +1127,6 @@ class RelayServer:
         assert latent.grad is not None
         losses = {"loss": loss, "cross_entropy": entropy, "regulariser": smooth}
         return {name: one.item() for name, one in losses.items()}, latent.grad
-
-    def _learnt_from(self, heard: Tensor) -> tuple[Tensor, ...]:
-        """Return the nodes ``[m]`` whose logits the loss needs, if the model can use that."""
-        # A GPU would have to be waited for.
-        if self.device.type != "cpu" or not getattr(self.model, "takes_nodes", False):
-            return ()
-        return ((self.masks["train"] & heard).nonzero().flatten(),)
-
-    def _smoothness(self, latent: Tensor) -> Tensor:
-        """Return the regulariser; add its gradient to the latent vectors'."""
-        if not self.reg_weight:
-            return torch.zeros((), device=self.device)
-        if self._term is None:
-            self._term = laplacian_term(self.graph, self.num_nodes)
-        smooth = laplacian_regulariser(self._term, latent)
-        (self.reg_weight * smooth).backward()
-        return smooth.detach()
 
     def entropy(self, logits: Tensor, heard: Tensor, server_round: int) -> Tensor:
         """Compute the cross-entropy of the training nodes whose users were heard."""
@@ -1177,22 +1141,11 @@ class RelayServer:
         return functional.cross_entropy(logits[train], self.y[train])
 
     @torch.no_grad()
-    def _average(self, server_round: int) -> None:
-        """Let the average follow the weights: their plain mean, until there are enough of them."""
-        if not self._decay:
-            return
-        share = max(1 - self._decay, 1 / server_round)
-        now = self.model.state_dict()
-        for name, kept in self.eval_model.state_dict().items():
-            if kept.is_floating_point():
-                kept.lerp_(now[name], share)
-            else:
-                kept.copy_(now[name])
-
-    @torch.no_grad()
-    def logits(self) -> Tensor:
+    def logits(self, edges: Tensor | None = None) -> Tensor:
+        """Return each node's row of the model that is evaluated, over given or learnt edges."""
         self.eval_model.eval()
-        result: Tensor = self.eval_model(self.latent, self.graph)
+        among_known = self.graph if edges is None else among(edges, self.known)
+        result: Tensor = self.eval_model(self.latent, among_known)
         return result
 
     def judge(self) -> Judged:
@@ -1214,7 +1167,10 @@ class RelayServer:
         role = role_of(*(self.masks[name].cpu()[users] for name in ROLES))
         logits, label = self.logits().cpu()[users], self.y.cpu()[users]
         predictions = Predictions.of(logits, NO_CLIENT, rows.node, role, label, self.classes)
-        return Snapshot(predictions, server_models(self.eval_model), rows)
+        return Snapshot(predictions, self._models(), rows)
+
+    def _models(self) -> list[SavedModels]:
+        return [form_of(self.eval_model, type(self.eval_model), NO_CLIENT)]
 
     def _rows(self, rows: Tensor) -> Embeddings:
         users = self.known.nonzero().flatten().cpu().numpy()
@@ -1241,8 +1197,12 @@ class RelayServer:
         self.accuracy()  # there may be no later round to record which users are right
 
 
-def among(edges: Tensor, known: Tensor) -> Tensor:
+def among(edges: Tensor | SortedEdges, known: Tensor) -> Tensor | SortedEdges:
     """Return the edges between known nodes."""
+    if known.all():
+        return edges
+    if isinstance(edges, SortedEdges):
+        return edges.among(known)
     return edges[:, known[edges].all(0)]
 
 
@@ -1265,7 +1225,7 @@ class LinkRelayServer(RelayServer):
     def take(self, data: Any, left: Sequence[int] = ()) -> None:
         """Take a graph; hold out some of its edges. Labels and masks of nodes play no part."""
         super().take(data, left)
-        self.num_classes = 2
+        self.num_classes, self._takes_nodes = 2, False  # the loss needs the rows of all
         self.masks = {role: torch.zeros_like(self.present) for role in ROLES}
 
     def _learnt_over(self, edges: Tensor) -> Tensor:
@@ -1274,20 +1234,11 @@ class LinkRelayServer(RelayServer):
         self.whole = edges.to(self.device)
         return self.split.messages
 
-    def _forget_graph(self) -> None:
-        super()._forget_graph()
-        self._own: Tensor | None = None
-
-    def _learnt_from(self, heard: Tensor) -> tuple[()]:
-        """Return no nodes: the loss needs the rows of all."""
-        return ()
-
     def entropy(self, logits: Tensor, heard: Tensor, server_round: int) -> Tensor:
         """Compute the cross-entropy of training edges and as many drawn pairs without an edge."""
         # logits: rows of nodes [n, h]; of pairs whose users were heard
-        if self._own is None:
-            self._own = undirected(among(self.split.messages, self.known).cpu(), self.num_nodes)
-        own = self._own
+        assert isinstance(self.graph, Tensor)
+        own = undirected(self.graph.cpu(), self.num_nodes)
         rng = generator(self.seed, "absent-links", server_round)
         absent = draw_absent(own, self.num_nodes, len(own), rng)
         pairs = ends(torch.cat([own, absent]), self.num_nodes).to(self.device)
@@ -1299,18 +1250,11 @@ class LinkRelayServer(RelayServer):
         return functional.binary_cross_entropy_with_logits(scores, truth)
 
     @torch.no_grad()
-    def rows(self, edges: Tensor) -> Tensor:
-        """Return nodes' rows over some edges, for users that have answered, ``[n, h]``."""
-        self.eval_model.eval()
-        result: Tensor = self.eval_model(self.latent, among(edges, self.known))
-        return result
-
-    @torch.no_grad()
     def judge(self) -> Judged:
         """Judge pairs; for test pairs the model also sees the validation edges."""
         split = self.split
         early, later = (
-            _scores(self.eval_model, self.rows(edges), split.pairs)
+            _scores(self.eval_model, self.logits(edges), split.pairs)
             for edges in (split.messages, split.later)
         )
         score = torch.where(split.role == len(ROLES) - 1, later, early)
@@ -1319,10 +1263,10 @@ class LinkRelayServer(RelayServer):
         return Judged(logits, split.is_edge.long(), masks, [0, len(score)])
 
     def snapshot(self) -> Snapshot:
-        edges = among(self.whole, self.known).cpu().numpy()
+        edges = self.whole[:, self.known[self.whole].all(0)].cpu().numpy()
         known = KnownLinks(np.full(edges.shape[1], NO_CLIENT), *self.nodes[edges])
-        rows = self._rows(self.rows(self.whole))
-        return Snapshot(None, server_models(self.eval_model), rows, known)
+        rows = self._rows(self.logits(self.whole))
+        return Snapshot(None, self._models(), rows, known)
 
 
 def _scores(model: nn.Module, rows: Tensor, pairs: Tensor) -> Tensor:
@@ -1330,16 +1274,3 @@ def _scores(model: nn.Module, rows: Tensor, pairs: Tensor) -> Tensor:
     if isinstance(model, PairModel):
         return model.decoder(rows, pairs)  # type: ignore[no-any-return]
     return dot_products(rows, pairs)
-
-
-def server_models(model: nn.Module) -> list[SavedModels]:
-    """Return the server's half as it was trained; nothing for a module of somebody's own."""
-    rows = model.rows if isinstance(model, PairModel) else model
-    if not isinstance(rows, SplitModel):
-        LOG.warning("%s: saved by its own name alone, in weights.safetensors", type(rows).__name__)
-        return []
-    name, arguments = type(rows).__name__, dict[str, object](rows.arguments)
-    if model is not rows:
-        name, arguments = "SplitPairs", {"rows": name} | arguments
-    state = {key: value.detach().cpu() for key, value in model.state_dict().items()}
-    return [SavedModels(f"{MODULES}.{name}", arguments, [NO_CLIENT], state, {})]

@@ -19,16 +19,11 @@ from other_device import ELSEWHERE, Far, watched
 from relay_helpers import strategy_for
 from test_gat import ROWS, Client, make_client, make_targets
 from test_gat import SETTINGS as GAT
-from torch import Tensor, nn
+from torch import Tensor
 
 from flower_graph.ops.active_rows import pack
 from flower_graph.strategies.fedscem.cohort import EgoCohort, EgoGroup, Shared
-from flower_graph.strategies.nfedgnn.users import (
-    CommonLayer,
-    LinearCohort,
-    ModuleCohort,
-    UserSettings,
-)
+from flower_graph.strategies.nfedgnn.users import CommonLayer, LinearCohort, UserSettings
 from flower_graph.strategies.ppfl.modules import PublicGAT
 
 USERS = UserSettings(4, True, 5e-4, 0, "holders")
@@ -48,18 +43,6 @@ def linear(device: Place) -> tuple[Step, Reply]:
         cohort.step(some, torch.ones(3, 4, device=device), 0.01)
 
     return step, lambda: [cohort.forward(None), cohort.forward(some)]
-
-
-def of_modules(device: Place) -> tuple[Step, Reply]:
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 4))
-    x = torch.rand(6, 5, generator=torch.Generator().manual_seed(1)).to(device)
-    cohort = ModuleCohort(x, module, USERS)
-    cohort.hold(cohort.start())
-    return (
-        lambda: cohort.step(None, torch.ones(6, 4, device=device), 0.01),
-        lambda: [cohort.forward(None)],
-    )
 
 
 def relay_server(device: Place) -> tuple[Step, Reply]:
@@ -115,13 +98,13 @@ def placed(graph: Client, device: Place) -> Client:
     return dataclasses.replace(graph, **moved)
 
 
-ENGINES = {f.__name__: f for f in (linear, of_modules, relay_server, egos, common_layer, attention)}
+ENGINES = {f.__name__: f for f in (linear, relay_server, egos, common_layer, attention)}
 SERVER = "strategies/nfedgnn/strategy.py"
 EGOS = "strategies/fedscem/cohort.py"
 # Where a step waits for the device: numbers that it reads, and tensors that it copies to the host
 READS = {
     # Losses, which go to the report, and sizes that depend on who has answered
-    "relay_server": {f"{SERVER}:{f}" for f in ("gradients", "receive", "graph", "entropy")},
+    "relay_server": {f"{SERVER}:{f}" for f in ("gradients", "receive", "among", "entropy")},
     "egos": {f"{EGOS}:_contrast_losses"},  # how many shared nodes each client has
     # Losses, which are replied, and once the bounds of clients' edges
     "attention": {f"strategies/ppfl/modules.py:{f}" for f in ("train", "of")},

@@ -11,8 +11,7 @@ from graph_helpers import CLASSES, FEATURES, Outcome, small_graph
 from nfedgnn import GCN, OneNetwork, Relay
 from relay_helpers import asked_users, run
 from test_summed import DECAY, LINEAR, RATE, Summed, rich_graph
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 from torch_geometric.data import Data
 
 from flower_graph.models import build_server_model
@@ -34,19 +33,6 @@ SHARES = {
 }
 
 
-class Small(nn.Module):
-    """A user model that is no linear map: two layers, a scalar, and dropout that must be off."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(FEATURES, 5), nn.Linear(5, 4)
-        self.scale = nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = functional.dropout(self.first(x).tanh(), 0.5, self.training)
-        return self.scale * self.second(hidden)
-
-
 @torch.no_grad()
 def linear_map(size: int, bias: bool, seed: int = 3) -> nn.Linear:
     """Make the module with which the strategy's users begin."""
@@ -64,14 +50,12 @@ def compare(
     *,
     model: str = "gcn",
     bias: bool = False,
-    user_model: nn.Module | None = None,
     **options: Any,
 ) -> Outcome:
     """Run both; `options` are those of the strategy."""
     dropout, participation = options.pop("dropout", 0.0), options.pop("participation", 1.0)
     how = {"dropout": dropout, "participation": participation, "user_bias": bias, **options}
-    how |= {"of_client": {"user_model": user_model}, "supernodes": supernodes}
-    outcome = run(data, rounds=ROUNDS, model=model, **how)
+    outcome = run(data, rounds=ROUNDS, model=model, supernodes=supernodes, **how)
     server = build_server_model(model, hidden=4, heads=2, classes=CLASSES, dropout=dropout, seed=3)
     if model == "gcn" and not dropout:
         plain: Any = GCN(server.latent_size, CLASSES)
@@ -81,7 +65,7 @@ def compare(
     relay = Relay(
         data,
         plain,
-        user_model or linear_map(server.latent_size, bias),
+        linear_map(server.latent_size, bias),
         share=SHARES[options.pop("schedule", "constant")],
         draws=lambda number: seeded(torch.device("cpu"), 3, "server-dropout", number),
         **options,
@@ -118,14 +102,6 @@ def test_every_option_is_what_it_says(options: dict[str, Any], bias: bool) -> No
     compare(small_graph(15), bias=bias, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"average_every": 3}, {"participation": 0.4}])
-def test_users_with_models_of_ones_own(options: dict[str, Any]) -> None:
-    with seeded(torch.device("cpu"), 0, "test"):
-        model = Small()
-    compare(small_graph(15), user_model=model, **options)
-    assert model.training
-
-
 @pytest.mark.parametrize("lonely", [[3], range(15)], ids=["one", "all"])
 def test_users_without_edges_take_part(lonely: Iterable[int]) -> None:
     data = small_graph(15)
@@ -136,9 +112,9 @@ def test_users_without_edges_take_part(lonely: Iterable[int]) -> None:
         assert (report.regulariser == 0) == bool(touched.all())
 
 
-# With one SuperNode and with several, in each form, and with a module of one's own
+# With one SuperNode and with several, in each form
 CELLS = ["gcn 1 plain", "gcn 4 plain", "gat 4 plain", "gat 1 masked", "gat 4 masked"]
-CELLS += ["gcn 5 untrusted", "gcn 3 module"]
+CELLS += ["gcn 5 untrusted"]
 
 
 @pytest.mark.parametrize(
@@ -148,24 +124,18 @@ def test_one_layer_for_all_is_one_network_in_one_place(
     model: str, supernodes: str, form: str
 ) -> None:
     how: dict[str, Any] = {"is_masked": form in ("masked", "untrusted")}
-    with seeded(torch.device("cpu"), 0, "test"):
-        user: nn.Module = Small().eval()
     how |= {"distrusts": True} if form == "untrusted" else {}
-    how |= {"user_model": user} if form == "module" else {}
     run, count = Summed(rich_graph(), model, supernodes=int(supernodes), **how), int(supernodes)
-    if form != "module":
-        user = linear_map(run.strategy.layer.settings.latent_size, False, run.seed)
+    user = linear_map(run.strategy.layer.settings.latent_size, False, run.seed)
     server = build_server_model(model, hidden=4, heads=2, classes=CLASSES, dropout=0.0, seed=3)
     plain = GCN(4, CLASSES) if model == "gcn" else server
     plain.load_state_dict(run.first)
-    network = OneNetwork(run.data, copy.deepcopy(user), plain, RATE, DECAY)
+    network = OneNetwork(run.data, user, plain, RATE, DECAY)
     losses = [network.epoch() for _ in range(ROUNDS)]
     assert run.losses == pytest.approx(losses, abs=1e-5)
     for name, trained in network.model.state_dict().items():
         assert (run.weights[f"server.{name}"] - trained).abs().max() < 1e-4, name
-    flat = [one.detach().T.flatten() for one in network.user.parameters()]
-    if form == "module":
-        flat = [nn.utils.parameters_to_vector(network.user.parameters()).detach()]
+    (weight,) = network.user.parameters()
     for layer in run.layers[-count:]:
-        assert (layer[LINEAR].flatten() - torch.cat(flat)).abs().max() < 1e-4
+        assert (layer[LINEAR] - weight.T).abs().max() < 1e-4
     assert len(run.layers) == count * ROUNDS

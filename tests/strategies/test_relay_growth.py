@@ -10,7 +10,7 @@ import torch
 from flwr.app import Context
 from graph_helpers import FEATURES, Outcome, small_graph
 from relay_helpers import run, same_weights, strategy_for
-from torch import Tensor, nn
+from torch import Tensor
 
 from flower_graph import NodeClient
 from flower_graph.client.adaptor import make_client_app
@@ -28,12 +28,9 @@ def begun(folder: Path, old: int = OLD, **options: Any) -> Outcome:
     return run(data, rounds=ROUNDS, supernodes=3, folder=folder, **options)
 
 
-def go_on(
-    strategy: Any, folder: Path, rounds: int, *, left: Any = (), alone: int = 0, **of_client: Any
-) -> Outcome:
+def go_on(strategy: Any, folder: Path, rounds: int, *, left: Any = (), alone: int = 0) -> Outcome:
     strategy.grow(WHOLE, left=left, alone=alone)
-    of_client["left"] = left
-    how: dict[str, Any] = {"supernodes": 3, "folder": folder, "of_client": of_client}
+    how: dict[str, Any] = {"supernodes": 3, "folder": folder, "of_client": {"left": left}}
     return run(WHOLE, strategy=strategy, rounds=ROUNDS + rounds, resume=True, **how)
 
 
@@ -122,17 +119,6 @@ def test_who_left_is_in_no_file_edge_figure_and_draw_any_more(tmp_path: Path) ->
 def test_of_those_who_are_left_a_share_is_drawn(tmp_path: Path) -> None:
     new = go_on(begun(tmp_path, old=24, participation=0.5).strategy, tmp_path, 3, left=[3, 9])
     assert [report.asked for report in new.reports] == [11] * 3, "half of 22"
-
-
-def test_own_user_models_grow(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(FEATURES, 3), nn.Tanh(), nn.Linear(3, 4))
-    old = begun(tmp_path, of_client={"user_model": model})
-    before = old.weights["latent"].clone()
-    server = go_on(old.strategy, tmp_path, 2, alone=2, left=[3], user_model=model).strategy.server
-    kept = [user for user in range(OLD) if user != 3]
-    assert torch.equal(server.latent[kept], before[kept])
-    assert server.known[NEW].all()
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_the_server_passes_over_no_edge_that_it_is_judged_by() -> None:
     accuracy = server.accuracy()
     learnt, early, late = model.seen
     assert learnt == early == train and late == train | val and not late & test
-    score = dot_products(server.rows(split.later), split.pairs)
+    score = dot_products(server.logits(split.later), split.pairs)
     chosen = split.role == 2
     assert accuracy["test"] == pytest.approx(
         float(((score > 0) == split.is_edge)[chosen].double().mean())

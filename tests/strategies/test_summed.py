@@ -65,7 +65,6 @@ class Summed(Outcome):
         self.factor, self.data = factor, data
         self.is_masked, self.distrusts = is_masked, distrusts
         self.layers = list[dict[str, Tensor]]()
-        self.of_client = {"user_model": how.pop("user_model", None)}
         app = make_client_app(self.client)
         over = grid(app, num_supernodes=supernodes, state_dir=IN_PROCESS, faults=faults)
         if distrusts:
@@ -84,8 +83,8 @@ class Summed(Outcome):
 
     def client(self, context: Context) -> CommonLayerClient:
         trust = trust_of(context, hides=True) if self.distrusts else None
-        how = {"masked": self.is_masked, "trust": trust, **self.of_client}
-        client = CommonLayerClient(context, *assigned(self.data, context), **how)
+        own = assigned(self.data, context)
+        client = CommonLayerClient(context, *own, masked=self.is_masked, trust=trust)
         if not context.node_config["partition-id"] and self.factor != 1:
             add: Any = client.add_up
             client.add_up = lambda sent, how: add([sent[0] * np.float32(self.factor)], how)  # type: ignore[method-assign]
