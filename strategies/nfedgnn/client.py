@@ -1,13 +1,9 @@
 """The users of one SuperNode: messages, their half of a round, their state, checkpoints.
 
-``NodeClient`` has users with a layer each, ``CommonLayerClient`` users that share one layer. For
-the common layer a message brings the sum of the last step; a SuperNode that has missed a step first
-gets a copy of the layer. The same sum is applied only once, however often it comes.
-
-With ``masked`` it shows the server neither layer nor sums: what leaves the SuperNode is under masks
-and pads (``secure.common_key``), and first weights and dropout come from the common key. A
-SuperNode that does not trust the server never steps with a changed sum: from its addition the
-server would know how the layer moved, and so, by the next latent vectors, each user's features.
+``strategy.py`` has the rounds. ``NodeClient`` has users with a layer each, ``CommonLayerClient``
+users that share one layer; with ``masked`` what it sends is under masks and pads. A SuperNode that
+does not trust the server never steps with a changed sum: from its addition the server would know
+how the layer moved, and so, by the next latent vectors, each user's features.
 """
 
 import math
@@ -254,6 +250,7 @@ class LatentRequest(Message, down="train"):
     users: Users
     measured: Annotated[IntArray, Exact(shape="m")]  # users to send without dropout
     advance: Annotated[Advance, Part(make=Advance)] = field(default_factory=Advance)
+    key: Annotated[KeyPacket | None, Part(make=KeyPacket, when="key-packet")] = None
     trains: Annotated[bool, Flag()] = True  # whether `users` send vectors with dropout
     checkpoint: Saves = False
     run: Token = ""
@@ -561,17 +558,16 @@ class CommonLayerClient(UsersClient, MaskingClient):
         """The settings; under masks with a seed from the common key."""
         settings, key = super().settings, self._key
         # Without a key a layer is never begun: a SuperNode that is asked has a key, or is sent one.
-        return (
-            settings if key is None or not key.check.any() else settings._replace(seed=key.seed())
-        )
+        has_key = key is not None and key.check.any()
+        return settings._replace(seed=key.seed()) if key is not None and has_key else settings
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Take the last step, then answer with latent vectors; refuse without the common key."""
-        if (key := self._key) is not None and config.get("key-packet") is not None:
-            key.take(KeyPacket.from_config(config))
-        elif key is not None and not key.check.any():
-            raise StateLostError("the common key is not here")
         request = LatentRequest.from_numpy(parameters, config)
+        if self._key is not None and request.key is not None:
+            self._key.take(request.key)
+        elif self._key is not None and not self._key.check.any():
+            raise StateLostError("the common key is not here")
         with self._state.opened() as layer:
             layer.settings = self.settings  # the seed is another once the common key is here
             self._advance(layer, request.advance)
@@ -582,8 +578,7 @@ class CommonLayerClient(UsersClient, MaskingClient):
             if request.measured.size:
                 reply.measured = layer.forward(self._places(request.measured)).cpu().numpy()
         if request.checkpoint:
-            last = request.server_round - 1
-            reply.not_saved = self._state.save(last, request.run)
+            reply.not_saved = self._state.save(request.server_round - 1, request.run)
         return reply.to_numpy(request.users.size)
 
     def _advance(self, layer: CommonLayer, advance: Advance) -> None:

@@ -650,9 +650,7 @@ class OwnLayer(Layer):
 
     def finish(self, server_round: int) -> None:
         """Deliver the last gradients."""
-        hosted = self.users_of(self.relay.session.present())
-        present = {node: users[~self.left[users]] for node, users in hosted.items()}
-        present = {node: users for node, users in present.items() if users.size}
+        present = self.users_of(self.relay.session.present())
         self._delivered(self._send(server_round, present, "train.finish").values)
 
 
@@ -773,13 +771,14 @@ class CommonLayer(Layer):
         if not asked:
             return
         relay, session = self.relay, self.relay.session
-        copy = self._copy(list(asked))
+        copy, sealed = self._copy(asked), self._sealed_keys(asked) if self._masks else {}
         requests = {
             node: LatentRequest(
                 self.asked_round,
                 users,
                 measured,
                 self._advance(node, copy),
+                sealed.get(node),
                 # Without dropout one vector will do for both.
                 trains=bool(users.size) and (self.settings.dropout > 0 or not measured.size),
                 checkpoint=saves,
@@ -787,7 +786,6 @@ class CommonLayer(Layer):
             )
             for node, (users, measured) in asked.items()
         }
-        sealed = self._sealed_keys(list(requests)) if self._masks else {}
 
         def read(node: int, content: RecordDict) -> LatentReply:
             one = requests[node]
@@ -798,7 +796,7 @@ class CommonLayer(Layer):
 
         vectors = max(one.users.size + one.measured.size for one in requests.values())
         replies = session.exchange.send(
-            {node: with_entries(one, sealed.get(node, {})) for node, one in requests.items()},
+            {node: one.to_record() for node, one in requests.items()},
             server_round=self.asked_round,
             timeout=session.timeout,
             read=read,
@@ -819,7 +817,7 @@ class CommonLayer(Layer):
                 self.tally("up", "measured", measured, measured.size * self._vector)
                 relay.server.receive(torch.from_numpy(measured), _tensor(reply.measured))
 
-    def _sealed_keys(self, nodes: Sequence[int]) -> Mapping[int, Config]:
+    def _sealed_keys(self, nodes: Iterable[int]) -> Mapping[int, KeyPacket]:
         """Have the common key sealed for SuperNodes that do not have it."""
         keys, hosted = self.keys, list(self.relay.session.hosted())
         checks = {node: keys[node].key_check.tobytes() for node in hosted}
@@ -840,7 +838,7 @@ class CommonLayer(Layer):
                 for node in (donor, *others):
                     keys[node].key_check = reply.key_check
                 sender = keys[donor].public, keys[donor].signed_by
-                packets = [KeyPacket(packet, *sender).to_config() for packet in reply.packets]
+                packets = [KeyPacket(packet, *sender) for packet in reply.packets]
                 return dict(zip(others, packets, strict=True))
         return {}
 
