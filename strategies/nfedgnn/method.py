@@ -87,12 +87,12 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
         else:
             classes = {"num_classes": folder.classes, "classes": folder.class_names}
             data = SimpleNamespace(**folder.tensors, **classes)
-        size = row_size(config) if config.task == LINKS else int(data.num_classes)
-        split = split_model(config, size)
+        width, is_links = row_size(config), config.task == LINKS
+        split = split_model(config, width if is_links else int(data.num_classes))
         model: nn.Module = split
-        if config.task == LINKS and config.links.decoder == MLP:
+        if is_links and config.links.decoder == MLP:
             with seeded(torch.device("cpu"), config.seed, "pair-decoder"):
-                model = SplitPairs(split, row_size(config))
+                model = SplitPairs(split, width)
         saving = checkpoint_settings(config, out)
         strategy = SplitGradientRelay(data, model, config, latent_size=split.latent_size, **saving)
         if config.data.add is not None or config.data.remove:
@@ -226,20 +226,17 @@ def users_graph(config: NFedGNNConfig) -> Graph:
     data = config.data
     if data.add is None:
         return cached_data(config)
-    settings, path = json.dumps([asdict(data), config.seed]), Path(data.add)
+    path, old = Path(data.add), cached_data(config)
+    assert old.treatment is not None
+    form = DataForm(old.treatment, old.num_classes, old.classes, ReadOptions.of(data))
 
     def make() -> Graph:
-        if not path.exists():
-            raise DataError(f"data.add = {data.add!r}: there is no such file or folder")
-        old = cached_data(config)
-        assert old.treatment is not None
-        form = DataForm(old.treatment, old.num_classes, old.classes, ReadOptions.of(data))
-        new = read_new_graph(path, form)
-        with saying(f"data.add {path}"):
-            graph, note = _grown(old, new, data, data.draws(config.seed))
-        tell(f"data.add {path}", [note])
+        with saying(where := f"data.add {path}"):
+            graph, note = _grown(old, read_new_graph(path, form), data, data.draws(config.seed))
+        tell(where, [note])
         return graph
 
+    settings = json.dumps([asdict(data), config.seed])
     return once(f"users {settings}", (saved_at(data.name), saved_at(data.add)), make)
 
 
@@ -253,17 +250,16 @@ def _grown(old: Graph, new: NewGraph, data: UserData, seed: int) -> tuple[Graph,
     come = (number >= n).nonzero().flatten()
     if not come.numel():
         raise DataError(f"has {count} nodes, and none that is not in the run")
-    added, drawn = {"x": new.x[come], "y": new.y[come]}, ""
+    y, drawn = new.y[come], ""
     given = {part: mask[come] for part, mask in new.masks.items() if mask is not None}
     if not given:
         draw = torch.Generator().manual_seed(seed)
-        roles = labelled_split(added["y"], data.ratios or DRAWN, generator=draw)
+        roles = labelled_split(y, data.ratios or DRAWN, generator=draw)
         given, drawn = dict(zip(PARTS, roles, strict=True)), f", drawn with seed {seed}"
     elif len(given) < len(PARTS) or any(mask.dim() != 1 for mask in given.values()):
         raise DataError(f"has masks {', '.join(given)}: give all of one split, or none")
-    joined: dict[str, Any] = {
-        name: torch.cat([getattr(old, name), rows]) for name, rows in (added | given).items()
-    }
+    added = {"x": new.x[come], "y": y, **given}
+    joined: dict[str, Any] = {n: torch.cat([getattr(old, n), rows]) for n, rows in added.items()}
     names, edges = new.names, number[new.edge_index]
     if names is not None:
         names = (*(old.names or names[:n]), *(names[row] for row in come.tolist()))
@@ -293,11 +289,9 @@ def _numbers(old: Graph, new: NewGraph, left: Sequence[str]) -> Tensor:
 
 def users_left(config: NFedGNNConfig, graph: Any) -> list[int]:
     """Return the numbers of the users that ``data.remove`` names."""
-    if not config.data.remove:
+    if not (left := {*config.data.remove}):
         return []
-    names = getattr(graph, "names", None) or map(str, range(len(graph.y)))
-    numbers = {name: user for user, name in enumerate(names)}
-    for name in config.data.remove:
-        if name not in numbers:
-            raise ConfigError(f"data.remove: {name!r} is no user of this run")
-    return sorted({numbers[name] for name in config.data.remove})
+    names = [*(getattr(graph, "names", None) or map(str, range(len(graph.y))))]
+    for name in left.difference(names):
+        raise ConfigError(f"data.remove: {name!r} is no user of this run")
+    return [user for user, name in enumerate(names) if name in left]

@@ -236,8 +236,7 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         layer, server, section = self.layer, self.server, self.section
         latent, heard = layer.latents(server_round)
         losses, gradient = server.gradients(server_round, latent, heard)
-        rounds = self.session.rounds
-        rate = scheduled(section.schedule, section.learning_rate, server_round, rounds)
+        rate = scheduled(section, server_round, self.session.rounds)
         skipped = layer.step(server_round, gradient, rate)
         if not skipped and not layer.is_alone(server_round):
             server.move(server_round, rate)
@@ -248,10 +247,8 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         if self.evaluates(server_round):
             accuracy = server.accuracy()
             self.counts = counted(*server.judged[:3], self.counting)
-        payload = layer.ledger.payload
-        report = self.report(server_round, who, accuracy, **losses, bytes=payload)
-        report.skipped = skipped
-        return report
+        figures: dict[str, Any] = {**losses, "bytes": layer.ledger.payload, "skipped": skipped}
+        return self.report(server_round, who, accuracy, **figures)
 
     def _took_part(self, skipped: str) -> Participation:
         """Return what became of every user."""
@@ -390,8 +387,8 @@ def config_of(
     check_settings(section)
     section.validate()
     BELOW_ONE.check("feature_dropout", feature_dropout)
-    is_good = section.share == SUMMED or not feature_dropout
-    require(is_good, "feature_dropout", feature_dropout, f"0 without share={SUMMED}")
+    has_use = section.share == SUMMED or not feature_dropout
+    require(has_use, "feature_dropout", feature_dropout, f"0 without share={SUMMED}")
     model = ModelConfig(user_bias=user_bias, dropout=feature_dropout)
     return NFedGNNConfig(seed=seed, device=device, model=model, strategy=section)
 
@@ -1000,11 +997,12 @@ def with_entries(message: Message, entries: Mapping[str, Any]) -> RecordDict:
 # The server's model, as tensors ------------------------------------------------------------------
 
 
-def scheduled(schedule: str, rate: float, server_round: int, rounds: int) -> float:
+def scheduled(section: StrategyConfig, server_round: int, rounds: int) -> float:
     """Return the step size of a round of so many; rounds count from 1. It is never 0."""
-    if schedule == "constant":
+    rate = section.learning_rate
+    if section.schedule == "constant":
         return rate
-    rise = math.ceil(WARM_UP * rounds) if schedule == "warmup-cosine" else 0
+    rise = math.ceil(WARM_UP * rounds) if section.schedule == "warmup-cosine" else 0
     if server_round <= rise:
         return rate * server_round / rise
     done = (server_round - 1 - rise) / (rounds - rise)
