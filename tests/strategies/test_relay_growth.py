@@ -116,11 +116,6 @@ def test_who_left_is_in_no_file_edge_figure_and_draw_any_more(tmp_path: Path) ->
         assert all(torch.equal(t, users_before[user][name]) for name, t in tensors.items())
 
 
-def test_of_those_who_are_left_a_share_is_drawn(tmp_path: Path) -> None:
-    new = go_on(begun(tmp_path, old=24, participation=0.5).strategy, tmp_path, 3, left=[3, 9])
-    assert [report.asked for report in new.reports] == [11] * 3, "half of 22"
-
-
 @pytest.mark.parametrize(
     ("options", "how", "said"),
     [

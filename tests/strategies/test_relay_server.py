@@ -12,8 +12,7 @@ from torch.nn import functional
 from flower_graph.config.common import LinksSection
 from flower_graph.data.graph import Graph, to_undirected
 from flower_graph.engine.machine import resolve_device
-from flower_graph.errors import ConfigError, DataError, DivergedError
-from flower_graph.method.load import load_config
+from flower_graph.errors import DataError, DivergedError
 from flower_graph.models import SplitModel, build_server_model
 from flower_graph.ops import graph as ops_graph
 from flower_graph.ops.links import both_directions, dot_products, undirected
@@ -216,9 +215,3 @@ def test_users_who_were_not_heard_teach_nothing() -> None:
     assert not gradient[~heard].any() and bool(gradient[heard].any())
     losses, nothing = server.gradients(1, server.latent, heard & False)
     assert losses["cross_entropy"] == 0 and not nothing.any()
-
-
-def test_users_who_come_and_go_keep_their_classes() -> None:
-    with pytest.raises(ConfigError, match=r"^task") as caught:
-        load_config("nfedgnn/cora", ["task=links", "data.remove=[3]"])
-    assert "links" in str(caught.value)

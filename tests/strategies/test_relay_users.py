@@ -122,14 +122,6 @@ def test_an_average_is_taken_over_once(context: Context):
     assert np.array_equal(send(client, average=average, average_round=3)[0], latent)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
-def test_sparse_features_give_equal_bits(context: Context):
-    sparse = client_of(context, X.to_sparse_csr())
-    assert np.array_equal(send(sparse)[0], expected())
-    (latent,) = send(sparse, EVERYBODY, GRADIENT, [1] * 4)
-    assert np.array_equal(latent, expected(([0, 1, 2, 3], GRADIENT)))
-
-
 def test_users_of_others_are_refused_and_nothing_is_lost(context: Context):
     client = client_of(context)
     (before,) = send(client)

@@ -97,12 +97,6 @@ def test_nobody_who_takes_part_is_connected() -> None:
         strategy.start(grid, num_rounds=2, on_round=leave)
 
 
-def test_clients_that_cannot_say_whom_they_host_stop_the_run() -> None:
-    grid = InProcessGrid(client_app(small_graph(), device="gpu"), num_supernodes=2)
-    with pytest.raises(NoClientsError, match="'gpu'"):
-        run(small_graph(), grid=grid)
-
-
 def test_bytes_of_averaging_by_hand() -> None:
     # (8 features + bias) x 4 latent numbers x 4 bytes = 144 a user, in rounds 2 and 4; the mean
     # of round 2 goes down in round 3, that of round 4 after the last report.
