@@ -85,9 +85,8 @@ class CommonKey:
     def public(self) -> Bytes:
         """The own public key, made at the first call."""
         if NAME not in self._state:
-            self._state[NAME] = ConfigRecord(
-                dict(zip(("private", "public"), new_key(), strict=True))
-            )
+            private, public = new_key()
+            self._state[NAME] = ConfigRecord({"private": private, "public": public})
         return np.frombuffer(self._entry("public"), np.uint8)
 
     @property
@@ -101,15 +100,16 @@ class CommonKey:
     @property
     def check(self) -> Bytes:
         """A hash of the common key; zeros without one."""
-        key = self._key
-        check = hashlib.sha256(PURPOSE + key).digest()[:CHECK_BYTES] if key else NO_KEY
+        check = NO_KEY
+        with suppress(StateLostError):
+            check = hashlib.sha256(PURPOSE + self._entry("key")).digest()[:CHECK_BYTES]
         return np.frombuffer(check, np.uint8)
 
     def share(self, request: ShareKeyRequest) -> ShareKeyReply:
         every = [None] * len(request.public) if request.signed_by is None else request.signed_by
         for public, signed_by in zip(request.public, every, strict=True):
             self._check(public, signed_by)
-        if not self._key and request.makes:
+        if request.makes and not self.check.any():
             self._keep(os.urandom(KEY_BYTES))
         secrets, key = agree(self._entry("private"), pieces(request.public)), self._entry("key")
         packets = [_sealed(secret, key) for secret in secrets]
@@ -150,25 +150,17 @@ class CommonKey:
         if (trust := self._trust) is not None:
             check_signed(trust.registry, trust.run, public, signed_by)
 
-    @property
-    def _key(self) -> bytes:
-        with suppress(StateLostError):
-            return self._entry("key")
-        return b""
-
     def _derived(self, purpose: bytes) -> bytes:
         return derive(self._entry("key"), context(b"common key " + purpose, b""))
 
     def _entry(self, name: str) -> bytes:
         value = self._state.config_records.get(NAME, ConfigRecord()).get(name)
         if not isinstance(value, bytes):
-            whose = "the common" if name == "key" else "this SuperNode's own"
-            raise StateLostError(f"{whose} key is not here")
+            raise StateLostError(f"{NAME}: there is no {name}")
         return value
 
     def _keep(self, key: bytes) -> None:
-        pair = {name: self._entry(name) for name in ("private", "public")}
-        self._state[NAME] = ConfigRecord({**pair, "key": key})
+        self._state.config_records[NAME]["key"] = key
 
 
 def _sealed(secret: bytes, data: bytes) -> bytes:

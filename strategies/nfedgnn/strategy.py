@@ -738,8 +738,8 @@ class CommonLayer(Layer):
             if rows is None:
                 rows = reply.measured[np.isin(request.measured, request.users)]
             local, vectors = torch.from_numpy(request.users), _tensor(rows)
-            new = ~server.known.cpu()[local]  # the first word from them
-            server.receive(local[new], vectors[new])
+            unknown = ~server.known.cpu()[local]
+            server.receive(local[unknown], vectors[unknown])  # the first word from them
             latent[local.to(server.device)] = vectors.to(server.device)
             heard[local.to(server.device)] = True
         return latent, heard
@@ -959,7 +959,8 @@ class CommonLayer(Layer):
             return hidden
         self.stoppers, limit = (), self.relay.section.limit
         sums = [bounded(replies.values[node], limit) for node in self.present(replies.values)]
-        return np.stack(sums).sum(0, dtype=np.float64).astype(np.float32)
+        total: FloatArray = np.stack(sums).sum(0, dtype=np.float64).astype(np.float32)
+        return total
 
     def _opened(
         self, server_round: int, voices: Mapping[int, list[int]], entries: Mapping[int, Config]
