@@ -257,7 +257,7 @@ LIES, SECURE = "strategy.trust=malicious-server", "strategy.alignment=secure"
     [
         ("nfedgnn/cora-linqs", "data.nodes=3", "data.nodes"),
         ("nfedgnn/cora-linqs", "data.active=513", "data.num_features"),
-        ("nfedgnn/cora-linqs", "task=links data.remove=[3]", "task: links"),
+        ("nfedgnn/cora-linqs", "task=links data.remove=[3]", "task: 'links'"),
         ("nfedgnn/cora-linqs", "strategy.average_every=2", "strategy.average_every: 2"),
         ("nfedgnn/cora-linqs", "strategy.average_over=all", "strategy.average_over"),
         ("nfedgnn/cora-linqs", "strategy.share=averaged", "strategy.average_every: 0"),
