@@ -85,8 +85,8 @@ def test_the_papers_figures_stand_beside_ours(tmp_path, capsys, data_root):
     page = (tmp_path / "out" / "partition.md").read_text(encoding="utf-8")
     record = json.loads((tmp_path / "out" / "partition.json").read_text(encoding="utf-8"))
     assert "(paper: 192)\n" in shown and "(paper: 695)\n" in shown
-    assert "| figure | value | paper |\n| --- | --- | --- |\n| clients | 8 | 8 |\n" in page
-    assert "| features | 1,433 | 1,433 |\n" in page
+    assert "| figure | value |\n| --- | --- |\n| clients | 8  (paper: 8) |\n" in page
+    assert "| features | 1,433  (paper: 1,433) |\n" in page
     assert record["paper"]["directed-edges-per-client"] == 695
     figures = record["figures"]
     # The paper does not give its seed: ours are within a tenth of it.

@@ -67,9 +67,9 @@ def partition_command(args: argparse.Namespace) -> int:
         from flower_graph.report.plots import draw_classes, is_drawn, plot, plot_counts  # slow
 
         plot_counts(out / PICTURE, statistics.distributions, title=title)
-        beside = {"figure": "paper", "---": "---"} | {key: f"{v:,}" for key, v in paper.items()}
-        cells = [["figure", "value"], ["---", "---"], *map(list, rows.items())]
-        cells = [[*row, beside.get(row[0], "")] for row in cells] if paper else cells
+        papers = {name: f"  (paper: {value:,})" for name, value in paper.items()}
+        rows = {name: value + papers.get(name, "") for name, value in rows.items()}
+        cells = [("figure", "value"), ("---", "---"), *rows.items()]
         page = [f"# {heading}", "", *(f"| {' | '.join(row)} |" for row in cells), ""]
         page += [f"![Distributions, {first}]({PICTURE})", ""]
         if is_drawn(counts := statistics.classes):
@@ -78,9 +78,7 @@ def partition_command(args: argparse.Namespace) -> int:
             page += [f"![Nodes of each class at each client, {first}]({CLASSES})", ""]
         write_text(out / "partition.md", "\n".join(page))
         write_json(out / "partition.json", record)
-        papers = {name: f"  (paper: {value:,})" for name, value in paper.items()}
-        shown = {name: value + papers.get(name, "") for name, value in rows.items()}
-        shown |= {"data folders": folders, "outputs": str(out)}
+        shown = rows | {"data folders": folders, "outputs": str(out)}
         width = max(map(len, shown))
         say(heading, *(f"  {name:{width}}  {value}" for name, value in shown.items()))
     return 0

@@ -12,13 +12,21 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from functools import partial
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from flower_graph.apps.cli.say import say, withheld
 from flower_graph.config.common import CHECKPOINTS, RunConfig
-from flower_graph.config.foreign import CONFIG, DATA, RUN_OF, Trust, is_of_run, seed_folders
+from flower_graph.config.foreign import (
+    CONFIG,
+    DATA,
+    RESULT,
+    RUN_OF,
+    SUMMARY,
+    Trust,
+    is_of_run,
+    seed_folders,
+)
 from flower_graph.errors import CheckpointError, ConfigError, OutputError, printable
 from flower_graph.method.load import is_file_name, load_config, title_of, to_dict
 from flower_graph.method.registry import method_of
@@ -32,7 +40,7 @@ from flower_graph.storage.files import (
     plain,
     remove_all_empty,
 )
-from flower_graph.storage.reading import MOST_SETTINGS, read_json, read_text, reading
+from flower_graph.storage.reading import MOST_SETTINGS, read_text, reading
 from flower_graph.storage.writing import (
     make_folder,
     named,
@@ -51,7 +59,6 @@ WRITTEN = (
     *(".running", ".probe", ".partial-*", CHECKPOINTS, "clients", "embeddings", "rows"),
     *("snapshots", "tensorboard", "wandb"),
 )
-SUMMARY = "summary.json"  # of several seeds
 ENGINE_STARTS = (
     "Flower's engine starts, with processes of its own: half a minute until round 1, or more"
 )
@@ -138,10 +145,8 @@ def stem_of(name: str) -> str:
 
 def default_folder(name: str, kind: str = "") -> Path:
     """Return a new folder's path for outputs: ``runs/<kind><config>-<UTC time>``."""
-    folder = Path("runs") / f"{kind}{stem_of(name)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     # Python can do two runs within a second.
-    others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
-    return next(one for one in chain([folder], others) if not one.exists())
+    return Path("runs") / f"{kind}{stem_of(name)}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
 
 
 def _plan(args: argparse.Namespace) -> tuple[Path, list[Job]]:
@@ -243,29 +248,28 @@ def _run(job: Job, args: argparse.Namespace, check: Callable[[], None] | None) -
 
 
 def _done(job: Job) -> dict[str, object] | None:
-    path = job.out / "result.json"
-    if not path.exists():
+    if not (job.out / RESULT).exists():
         return None
-    with reading(path, OutputError, "not the result of a run"):
-        result: dict[str, object] = read_json(path)
-        if not isinstance(result, dict):
-            raise ValueError("it is no mapping")
-        if result.get("config") != to_dict(job.config):
-            return None
+    from flower_graph.method.run import Run  # loads torch
+
+    result = Run(job.out, is_one=True).result
+    if result.get("config") != to_dict(job.config):
+        return None
+    with reading(job.out / RESULT, OutputError, "not the result of a run"):
         describe_result("", result, job.out)  # as it will be
     return result
 
 
 def _interrupted(job: Job, top: Path) -> str:
     # As storage.checkpoint lays them out; to import that (and torch) now would take seconds.
-    result = sorted(path.parent for path in job.out.rglob("round-*/server.safetensors"))
+    kept = sorted(path.parent for path in job.out.rglob("round-*/server.safetensors"))
     if not (job.out / "metrics.jsonl").exists():
         return "interrupted before the end of the first round; nothing is kept of it"
-    if not result:
+    if not kept:
         every = job.config.checkpoint_every
         return f"interrupted; no checkpoint (checkpoint_every={every}); rounds so far: {job.out}"
     again = f"flower-graph run --resume {shlex.quote(str(top))}"
-    return f"interrupted; the last checkpoint is {result[-1]}; go on with: {again}"
+    return f"interrupted; the last checkpoint is {kept[-1]}; go on with: {again}"
 
 
 class RoundPrinter:

@@ -102,9 +102,11 @@ def _section(row: Tree) -> Tree:
             f"best validation {metric}": _mean(figures[f"val-{metric}"], metric),
             "rounds": f"{figures[ROUNDS]['mean']:.0f}",
             "clients": f"{result['clients']:,}" if "clients" in result else "unknown",
-            "payload up, down": ", ".join(_bytes(figures[way]["mean"]) for way in rounds.WAYS),
+            "payload up, down": ", ".join(
+                rounds.format_bytes(figures[way]["mean"]) for way in rounds.WAYS
+            ),
             "seconds": f"{figures[SECONDS]['mean']:.1f}",
-            "memory at most": _bytes(result.get("peak-memory-bytes") or 0),
+            "memory at most": rounds.format_bytes(result.get("peak-memory-bytes") or 0),
         },
         "curves": _curves(row, seeds),
         "baselines": _baselines(row),
@@ -115,10 +117,6 @@ def _section(row: Tree) -> Tree:
         "privacy": privacy,
         **_settings(config),
     }
-
-
-def _bytes(number: float) -> str:
-    return rounds.format_bytes(number).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _mean(figure: Tree, metric: str) -> str:

@@ -31,7 +31,6 @@ from flower_graph.wire.keys import ROLES
 
 NO_CLIENT = -1  # client number of the server's own rows
 NODE_ROLES = ("none", *ROLES)  # a node may have no role
-SHORT = ("loss", "val-accuracy", "test-accuracy")  # keys of a round that are shown
 SHOWN = 10  # rows and columns of a table in a notebook
 LISTED = 8  # most clients that an error lists
 Numbers = NDArray[Any]
@@ -51,9 +50,7 @@ class Rounds(Framed, list[dict[str, object]]):
     """The lines of ``metrics.jsonl``: a mapping for each round."""
 
     def __repr__(self) -> str:
-        last = self[-1] if self else {}
-        figures = (f"{key} {last[key]:.4g}" for key in SHORT if isinstance(last.get(key), float))
-        return f"<{len(self)} rounds; the last: {', '.join(figures)}; .to_pandas() has all>"
+        return f"<{len(self)} rounds; .to_pandas() has all>"
 
     def to_pandas(self) -> Any:
         """Return a data frame with a row for each round, nested keys joined by dots."""
