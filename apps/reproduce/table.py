@@ -32,7 +32,6 @@ BASELINES: dict[str, dict[str, Any]] = {  # methods without a GNN, by the name o
     }.items()
 }
 _, REGRESSION, PROPAGATION = BASELINES
-MOST_TRIED = 4  # settings of a method, and as many that only it has
 
 Settings = Sequence[str]
 Methods = Mapping[str, Mapping[str, Any]]  # fields of the lines of each
@@ -205,19 +204,12 @@ class Paper:
         return [lines for name, lines in self.tables.items() if name not in self.on_request]
 
     def check(self) -> None:
-        """Refuse lines whose seed chooses, and methods that try more settings than others."""
-        for lines in self.asked:
-            chosen = [line for line in lines if line.choices != [()]]
-            for line in chosen:
-                if both := sorted({*line.choosers} & {*line.seeds}):
-                    raise ConfigError(f"seeds: {line.words} has {both}, which choose its settings")
-                most = max(len(other.tries) for other in chosen if other.data == line.data)
-                count, own = len(line.tries), len(line.alone)
-                if not (1 <= own <= MOST_TRIED and 1 <= count <= MOST_TRIED and count == most):
-                    raise ConfigError(
-                        f"{line.words}: tries has {count} settings, alone {own}; must be 1 to "
-                        f"{MOST_TRIED}, and tries as many for each method"
-                    )
+        """Refuse lines that have a seed on which their settings are chosen."""
+        for line in [line for lines in self.asked for line in lines if line.choices != [()]]:
+            if both := sorted({*line.choosers} & {*line.seeds}):
+                raise ConfigError(f"seeds: {line.words} has {both}, which choose its settings")
+            if not line.choices:
+                raise ConfigError(f"{line.words}: tries, alone: at least one setting is needed")
 
 
 def papers() -> dict[str, str]:
