@@ -9,7 +9,6 @@ from itertools import chain, pairwise
 from typing import Any
 
 import igraph
-import numpy as np
 import pymetis
 import pytest
 import torch
@@ -59,7 +58,7 @@ from flower_graph.data.partition.client_graphs import (
     split_per_client,
 )
 from flower_graph.data.partition.statistics import client_statistics, node_statistics
-from flower_graph.data.sources.datasets import geom_gcn_split, random_split, select_column
+from flower_graph.data.sources.datasets import random_split, select_column
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.ops.graph import SortedEdges
 from flower_graph.strategies.ppfl.config import PartitionConfig
@@ -410,27 +409,6 @@ def test_stratified_split_by_hand():
         [1, 2],
         [1, 2],
     ]
-
-
-def test_a_split_of_geom_gcn_is_read_or_refused(tmp_path):
-    path, parts = tmp_path / "split.npz", ("train_mask", "val_mask", "test_mask")
-    rows = np.eye(4, dtype=np.uint8)
-    good = dict(zip(parts, (rows[0], rows[1].astype(bool), rows[2]), strict=True))
-    np.savez(path, **good)
-    masks = geom_gcn_split(path, 4)
-    assert [mask.tolist().index(True) for mask in masks] == [0, 1, 2]
-    assert all(mask.dtype == torch.bool for mask in masks)
-    with pytest.raises(DataError, match=r"\(4,\).*\(3,\)"):
-        geom_gcn_split(path, 3)
-    without = {key: good[key] for key in parts[:2]}
-    pickled = good | {"train_mask": np.array([{}] * 4, dtype=object)}
-    for content, words in ((without, "test_mask"), (pickled, "split.npz")):
-        np.savez(path, **content)
-        with pytest.raises(DataError, match=words):
-            geom_gcn_split(path, 4)
-    path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(DataError, match=r"split\.npz"):
-        geom_gcn_split(path, 4)
 
 
 # Ego-networks -----------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from flower_graph.apps.cli.run import Job
 from flower_graph.apps.cli.run import _done as done
 from flower_graph.client.adaptor import read_state, write_state
 from flower_graph.data.folders.party import CLIENTS, RunFolder, open_folder, write_folder
-from flower_graph.data.sources.datasets import geom_gcn_split, load_file
+from flower_graph.data.sources.datasets import load_file
 from flower_graph.errors import StateLostError
 from flower_graph.method.load import load_config
 from flower_graph.method.run import load_run
@@ -130,8 +130,6 @@ def of_graphs(folder: Path) -> Iterator[Target]:
     for name, text in (("nodes", rows), ("edges", "source,target\na,b\nb,c\n")):
         (tables / f"{name}.csv").write_text(text)
         yield Target(tables / f"{name}.csv", lambda: load_file(tables))
-    np.savez_compressed(split := folder / "split.npz", **{k: np.ones(5, bool) for k in masks})
-    yield Target(split, lambda: geom_gcn_split(split, 5))
 
 
 def make_all(place: Path) -> Iterator[Target]:

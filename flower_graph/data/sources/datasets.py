@@ -63,10 +63,9 @@ from flower_graph.errors import DataError
 from flower_graph.handed import handed_over
 from flower_graph.rng import generator
 from flower_graph.storage.files import data_root
-from flower_graph.storage.formats import UnpicklingError, load_saved, read_arrays
+from flower_graph.storage.formats import UnpicklingError, load_saved
 from flower_graph.storage.reading import reading, reason
 from flower_graph.storage.writing import written
-from flower_graph.wire.keys import ROLES
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -77,8 +76,8 @@ G = TypeVar("G")  # a client's graph
 T = TypeVar("T")
 
 DRAWN = (0.6, 0.2, 0.2)  # shares of a split that nobody asked for
-FOLDS = 10  # splits that geom-gcn published for each set
-SPLIT_FOLDER = "geom-gcn-splits"
+# The splits of geom-gcn: in a data root, they may lie in a folder for all sets of Planetoid
+GEOM_GCN, SPLIT_FOLDER = "geom-gcn", Path("geom-gcn-splits")
 ADVICE = "set data.ratios=[0.6,0.2,0.2]"
 # Classes with splits of geom-gcn; masks of all but the first are these
 GEOM_GCN_CLASSES = ("Planetoid", "WikipediaNetwork", "Actor", "WebKB")
@@ -150,10 +149,10 @@ def load_graph(config: DataConfig, *, seed: int = 0, how: ReadOptions | None = N
 def _read(config: DataConfig, seed: int, how: ReadOptions) -> Graph:
     path, name, root = file_path(config.name), config.name.lower(), config.root
     is_pyg = path is None and name not in (LINQS, CSBM, *OGB)
-    known, geom_gcn = pyg_name(config.name) if is_pyg else PygName("", None), "geom-gcn"
-    if config.split == geom_gcn and known.group not in GEOM_GCN_CLASSES:
+    known = pyg_name(config.name) if is_pyg else PygName("", None)
+    if config.split == GEOM_GCN and known.group not in GEOM_GCN_CLASSES:
         only = f"only of {', '.join(GEOM_GCN_CLASSES)}"
-        raise DataError(f"data.split = {geom_gcn!r}: not of {config.name!r}: {only}")
+        raise DataError(f"data.split = {GEOM_GCN!r}: not of {config.name!r}: {only}")
     if path is not None:
         return load_file(path, how)
     if how.targets:
@@ -172,17 +171,9 @@ def _read(config: DataConfig, seed: int, how: ReadOptions) -> Graph:
         return csbm_sparse(config.nodes, config.classes, **own)
     if name in OGB:
         return load_ogb(name, root=data_root(root))
-    if known.group != "Planetoid" or config.split != geom_gcn:
-        return load_pyg(known, root=data_root(root))
-    fold = f"{str(known.member).lower()}_split_0.6_0.2_{seed % FOLDS}.npz"
-    file, folder = Path(SPLIT_FOLDER) / fold, data_root(root)
-    if folder is not None and (folder / file).is_file():
-        graph = load_pyg(known, root=folder)
-        return graph.with_masks(geom_gcn_split(folder / file, graph.num_nodes))
-    try:  # PyG has the ten splits as columns, once it has downloaded them
-        return load_pyg(known, root=folder, options={"split": geom_gcn})
-    except DataError as error:
-        raise DataError(f"the data root has no {file}, and PyG has none either: {error}") from error
+    # As columns of the masks, of which the seed chooses one
+    has_splits = known.group == "Planetoid" and config.split == GEOM_GCN
+    return load_pyg(known, root=data_root(root), options={"split": GEOM_GCN} if has_splits else {})
 
 
 def random_split(
@@ -226,21 +217,6 @@ def select_column(masks: Masks, seed: int) -> Masks:
     if len(columns) > 1:
         raise DataError(f"masks have different numbers of splits: {sorted(columns)}")
     return Masks(*((m[:, seed % m.size(1)] if m.dim() == 2 else m).bool() for m in masks))
-
-
-def geom_gcn_split(path: Path, num_nodes: int) -> Masks:
-    """Read one split file of geom-gcn, an npz; some of them leave nodes out.
-
-    ``DataError`` if it cannot be read or does not fit the graph.
-    """
-    why = "cannot be read: it is damaged or no npz file; copy it again"
-    with reading(f"split file {path}", DataError, why):
-        masks = read_arrays(path)
-        arrays = [masks[f"{part}_mask"] for part in ROLES]
-    for array in arrays:
-        if array.shape != (num_nodes,):
-            raise DataError(f"split file {path} has masks {array.shape}, not ({num_nodes},)")
-    return Masks(*(torch.from_numpy(array.astype(bool)) for array in arrays))
 
 
 _made: dict[object, Any] = {}  # two runs', whose clients a method may ask for as read, as checked
@@ -425,28 +401,34 @@ def _in_cache(
     Without them it is downloaded. In both folders PyG's classes have one of their own, ``home``;
     the ones of ogb make it.
     """
+    beside = () if home else ("split", "mapping")  # ogb's folders beside the raw files
     from torch_geometric import __version__ as version  # another one may read the files differently
 
     def load(folder: Path) -> Any:
         def download(self: Any) -> None:  # called when raw files are missing
-            parts, files = [Path(self.raw_dir)], [*map(Path, self.raw_paths)]
-            if not home:
-                split, own = Path(self.root, "split"), self.meta_info["split"]
-                parts += [split, Path(self.root, "mapping")]
-                files += [split / own / f"{part}.csv.gz" for part in ("train", "valid", "test")]
-            parts, files = ([one.relative_to(folder) for one in some] for some in (parts, files))
+            raw, files = Path(self.raw_dir), [*map(Path, self.raw_paths)]
+            parts = {one: one for one in (raw, *(Path(self.root, name) for name in beside))}
+            if beside:
+                split = Path(self.root, beside[0], self.meta_info["split"])
+                files += [split / f"{part}.csv.gz" for part in ("train", "valid", "test")]
+            elif raw.parent.name == GEOM_GCN:
+                own, splits = raw.parents[1] / raw.name, folder / SPLIT_FOLDER
+                parts = {own: raw, splits: raw}
+                files = [own / file.name for file in files]
+                files += [splits / f"{self.name.lower()}_split_0.6_0.2_{k}.npz" for k in range(10)]
+            files = [file.relative_to(folder) for file in files]
             if root is not None and all((root / file).exists() for file in files):
-                for part in parts:
-                    copy_tree(root / part, folder / part)
+                for part, target in parts.items():
+                    copy_tree(root / part.relative_to(folder), target)
             else:
-                missing = missing_message(label, parts[0], files, root)
+                missing = missing_message(label, raw.relative_to(folder), files, root)
                 try:
                     with stall_limit():
                         cls.download(self)
                 # Not OSError alone: HTTP libraries have errors of their own.
                 except Exception as error:
                     raise DataError(f"{missing} The download failed: {error}") from error
-            if not home:
+            if beside:
                 # Without this file ogb takes the folder for an old release and asks what to do.
                 with written(Path(self.root, "RELEASE_v1.txt")):
                     pass
@@ -459,7 +441,8 @@ def _in_cache(
         finally:
             sys.stdin = before
 
-    content = [] if root is None else fingerprint(root / (home or label.replace("-", "_")))
+    kept = (Path(home or label.replace("-", "_")), SPLIT_FOLDER)
+    content = [] if root is None else [fingerprint(root / one) for one in kept]
     key = repr((label, sorted(arguments.items()), version, content))
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     folder = cached_folder(f"{label.replace('/', '-')}-{digest}", load)
