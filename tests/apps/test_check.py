@@ -124,7 +124,7 @@ def test_a_run_says_first_which_data_it_has(
     assert main(["run", "own.yaml", "rounds=1", "--out", "a"]) == 0
     said = capsys.readouterr().err
     assert said.startswith("data  the graph: 30 nodes, 60 edges")
-    assert "\ndata  clients: 30 users of a node each; train " in said
+    assert "\ndata  clients: 30 users; train " in said
     assert said.index("data  warning: 30 nodes are few") < said.index("round 1/1")
     assert main(["run", "own.yaml", "rounds=1", "--out", "b", "--quiet"]) == 0
     quiet = capsys.readouterr().err.splitlines()

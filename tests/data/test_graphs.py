@@ -336,7 +336,7 @@ def test_features_alike_by_what_was_done_to_them_are_said_to_be(tmp_path):
         content = {key: value for key, value in PLAIN.items() if key != "edge_index"}
         torch.save(content | {"x": x}, tmp_path / f"{name}.pt")
     assert len(load_folder(tmp_path, SPLIT, 0)) == 2
-    with pytest.raises(DataError, match=r"client 0.* 6 .*data\.features=as-is"):
+    with pytest.raises(DataError, match=r"client 0.* 6 .*data\.features"):
         load_folder(tmp_path, SPLIT, 0, how=ReadOptions(features="presence"))
 
 

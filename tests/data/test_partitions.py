@@ -553,7 +553,6 @@ def drawn(y: list[int], **changes: int) -> Any:
         (lambda: ego_networks(whole(), [0, 6], 1), r"egos \[6\]"),
         (lambda: ego_networks(whole(), [-1], 1), r"egos \[-1\]"),
         (lambda: ego_networks(whole(), [2, 0, 2], 1), r"egos \[2\]"),
-        (lambda: ego_networks(whole(), [0], 0), r"partition\.hops: 0"),
         (lambda: client_statistics([]), "no clients"),
         (overlaps(clients=0), "partition.clients: 0"),
         (overlaps(public="best"), "partition.public: 'best'"),

@@ -155,8 +155,7 @@ def load_folder(
     for graph, file in zip(clients, files, strict=True):
         with saying(file.where):
             own = graph if file.has_masks else split_nodes(graph, partition.ratios, seed)
-            own = made_ready(own, drawn, clients.treatment)
-            graphs.append(fewer_trained(own, partition.train_share, seed))
+            graphs.append(fewer_trained(made_ready(own, drawn), partition.train_share, seed))
     check_training(graphs)
     return clients.replaced(graphs)
 

@@ -19,16 +19,15 @@ from torch import Tensor
 from flower_graph.config.common import (
     DIRICHLET,
     EGO_NETWORKS,
+    GLOBAL,
     LOUVAIN,
     METIS,
     METIS_OVERLAPPING,
     OVERLAPPING,
-    PER_CLIENT,
 )
-from flower_graph.config.rules import FRACTION, RATIOS, at_least, require
+from flower_graph.config.rules import FRACTION, require
 from flower_graph.config.schema import check_settings
 from flower_graph.data.description import WEIGHT, tell
-from flower_graph.data.features import CHANGES, Treatment
 from flower_graph.data.graph import (
     ClientGraph,
     WholeGraph,
@@ -66,8 +65,10 @@ def partition_graph(
     most = neighbours.num_nodes
     require(clients <= most, "partition.clients", clients, f"at most {most}, the graph's nodes")
     cut = cut_out(data, parts_of(data.y, neighbours, partition, seed), neighbours)
-    if method == EGO_NETWORKS:
-        cut = split_egos(cut, data.y, partition, seed)
+    if method == EGO_NETWORKS and partition.split == GLOBAL:
+        cut = split_global(cut, data.y, ratios, seed)
+    elif method == EGO_NETWORKS:
+        cut = split_per_client(cut, ratios, seed)
     elif method in WITH_COMMON_ROLES:
         cut = split_by_class(cut, data.y, ratios, seed)
     else:
@@ -81,11 +82,7 @@ def partition_graph(
         if weight is not None and graph.edge_index is not None:
             own = values_at(graph.nodes[graph.edge_index], edges, weight, n)
             graph = replace(graph, edge_weight=own)
-        try:
-            graph = made_ready(graph, graphless, getattr(data, "treatment", None))
-        except DataError as error:
-            raise DataError(f"{error}; use less than {len(cut)} partition.clients") from error
-        graphs.append(fewer_trained(graph, partition.train_share, seed))
+        graphs.append(fewer_trained(made_ready(graph, graphless), partition.train_share, seed))
     check_training(graphs)
     return graphs
 
@@ -172,21 +169,11 @@ def split_by_class(
     return [graph.with_masks(mask[graph.nodes] for mask in roles) for graph in cut]
 
 
-def split_egos(
-    networks: Sequence[ClientGraph], y: Tensor, partition: Any, seed: int
-) -> list[ClientGraph]:
-    """Split the nodes as ``partition.split`` says."""
-    if partition.split == PER_CLIENT:
-        return split_per_client(networks, partition.ratios, seed)
-    return split_global(networks, y, partition.ratios, seed)
-
-
 def split_per_client(
     networks: Sequence[ClientGraph], ratios: Sequence[float], seed: int
 ) -> list[ClientGraph]:
     """Split each client's labelled nodes by themselves."""
     # A node that several clients hold may train at one and be tested at another.
-    RATIOS.check("partition.ratios", ratios)
     return [split_nodes(one, ratios, seed, "ego-split") for one in networks]
 
 
@@ -199,7 +186,6 @@ def split_global(
     without any training node. ``y`` are the classes of all nodes of the whole graph; the draw is
     the same for any clients.
     """
-    RATIOS.check("partition.ratios", ratios)
     rng = generator(seed, "global-split")
     roles = labelled_split(y, ratios, generator=rng, may_be_empty=True)
     return [one.with_masks(role[one.nodes] for role in roles) for one in networks]
@@ -226,13 +212,10 @@ def graphless_clients(count: int, ratio: float, seed: int) -> set[int]:
     return set(order[: round(ratio * count)])
 
 
-def made_ready(
-    graph: ClientGraph, graphless: set[int], treatment: Treatment | None = None
-) -> ClientGraph:
+def made_ready(graph: ClientGraph, graphless: set[int]) -> ClientGraph:
     """Hide a graphless client's edges; refuse a client without edges whose features are all alike.
 
-    Learnt edges are compared with hidden ones. The treatment is that of all features: features that
-    are alike now may have differed before.
+    Learnt edges are compared with hidden ones.
     """
     if graph.edge_index is not None:
         if graph.client not in graphless:
@@ -243,10 +226,8 @@ def made_ready(
     rows = (take_rows(graph.x, slice(row, row + 1)).to_dense() for row in range(len(graph.x)))
     first = next(rows)
     if all(torch.equal(row, first) for row in rows):
-        how = None if treatment is None else CHANGES.get(treatment.how)
-        now = f" once they are {how} (data.features=as-is leaves them)" if how else ""
         where = f"client {graph.client}, {graph.y.numel()} nodes"
-        raise DataError(f"{where}: no edges, and all nodes have the same features{now}")
+        raise DataError(f"{where}: no edges, and all nodes have the same features (data.features)")
     return graph
 
 
@@ -413,10 +394,9 @@ def sample_egos(neighbours: SortedEdges, partition: Any, seed: int) -> list[Tens
 def ego_networks(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> list[ClientGraph]:
     """Make the ego-network of each ego, without masks; client numbers follow the egos' order.
 
-    ``egos`` are distinct, otherwise ``DataError``; ``hops`` is at least 1, otherwise
-    ``ConfigError``. Edges count in both directions.
+    ``egos`` are distinct, otherwise ``DataError``; ``hops`` is at least 1. Edges count in both
+    directions.
     """
-    at_least(1).check("partition.hops", hops)
     neighbours, egos, n = neighbours_of(data), torch.as_tensor(egos).long(), int(data.y.numel())
     values, counts = torch.unique(egos, return_counts=True)
     if wrong := values[(values < 0) | (values >= n) | (counts > 1)].tolist():

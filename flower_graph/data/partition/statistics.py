@@ -193,30 +193,24 @@ def counts(values: Tensor) -> dict[int, int]:
 
 # One line of text -------------------------------------------------------------------------------
 
-AGAIN = "a node counts at each client that has it"
-
 
 def holdings(data: Graph | Clients, clients: int, called: str) -> str:
     """Describe what clients hold: a graph each, or parts of one, such as a node each."""
     graphs: Sequence[Graph | ClientGraph] = data if isinstance(data, Clients) else [data]
-    if not isinstance(data, Clients):
-        each = " of a node each" if clients == data.num_nodes else ""
-        facts, again = [f"{clients:,} {called}{each}"], ""
-    else:
+    facts = [f"{clients:,} {called}"]
+    if isinstance(data, Clients):
         sizes, edges = [graph.y.numel() for graph in data], [*map(_edge_count, data)]
-        least, most, total = min(sizes), max(sizes), sum(sizes)
-        each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-        some = f", {edges.count(0):,} of them without edges" if 0 in edges else ""
-        held, links = total, sum(edges)
+        held, links = sum(sizes), sum(edges)
         if data.whole is not None:  # their ``nodes`` are numbers in it
             numbers = torch.cat([graph.nodes for graph in data])
             held, links = numbers.unique().numel(), _distinct_edges(data, numbers)
-        again = f" ({AGAIN})" if held < total else ""
-        nodes = f"{held:,} different nodes, {total:,} in all" if again else f"{held:,} nodes"
-        facts = [f"{len(data):,} {called} of {each} nodes{some}: {nodes}, {links:,} edges"]
-    counts = {role: int(mask.sum()) for role, mask in joined_masks(graphs).items()}
-    roles = ", ".join(f"{role} {count:,}" for role, count in counts.items() if count)
-    return "; ".join([*facts, *filter(None, [roles])]) + again
+        facts = [
+            f"{len(data):,} {called} of {min(sizes):,} to {max(sizes):,} nodes, "
+            f"{edges.count(0):,} of them without edges: {held:,} different nodes, "
+            f"{sum(sizes):,} with repetition, {links:,} edges"
+        ]
+    roles = {role: int(mask.sum()) for role, mask in joined_masks(graphs).items()}
+    return "; ".join([*facts, ", ".join(f"{role} {count:,}" for role, count in roles.items())])
 
 
 # One graph, before a method runs on it ------------------------------------------------------------

@@ -22,17 +22,13 @@ from flower_graph.storage.writing import (
     move,
     named,
     remove_folder,
+    saying,
     temporary_folder,
 )
 
 LINQS = "cora-linqs"
 CSBM = "csbm"
 OGB = ("ogbn-arxiv", "ogbn-products")
-OTHER_OGB = {  # with the reason why they are not supported
-    "ogbn-mag": "it has several kinds of nodes",
-    "ogbn-papers100m": "its 111 million nodes are too many for features in memory",
-    "ogbn-proteins": "its nodes have several labels each, and no features",
-}
 
 # Names that PyG's classes take, where a wrong one would otherwise be an attempt to download; with
 # the ending, the same set without its duplicate nodes.
@@ -174,8 +170,6 @@ def pyg_name(name: str) -> PygName:
         raise DataError(f"data.name = {name!r}: is a folder without {NODES} and {EDGES}")
     if folder is not None or name.startswith(("/", ".", "~")):
         raise absent(name, "folder" if name.endswith("/") else "file")
-    if lower in OTHER_OGB:
-        raise DataError(f"data.name = {name!r}: {OTHER_OGB[lower]}; of OGB {' and '.join(OGB)}")
     if lower in SHORT:
         return PygName(*SHORT[lower])
     group, _, member = lower.partition("/")
@@ -250,12 +244,9 @@ def cached_folder(key: str, fill: Callable[[Path], None]) -> Path:
     folder = cache_root() / key
     if folder.is_dir():
         return folder
-    try:
+    with saying(folder.parent):  # of the variable
         make_folder(folder.parent)
         temporary = temporary_folder(".making-", folder.parent)
-    except OSError as error:
-        why = f"the cache {folder.parent} cannot be written ({error}); set {CACHE_VARIABLE}"
-        raise DataError(why) from error
     try:
         fill(temporary)
         try:
@@ -290,12 +281,10 @@ def missing_message(
 ) -> str:
     """Return a text about a data set's missing files; raise it if downloads are forbidden."""
     absent = [file for file in files if root is None or not (root / file).exists()]
-    shown = ", ".join(file.name for file in absent[:3])
-    more = f" and {len(absent) - 3} more files" if len(absent) > 3 else ""
-    searched = "no data root is set" if root is None else f"looked in {root / wanted}"
     missing = (
-        f"data set {label!r} is missing: no {shown}{more} ({searched}, and in the cache "
-        f"{cache_root()}). Set data.root or {ROOT_VARIABLE} to a folder that holds {wanted}."
+        f"data set {label!r} is missing: no {absent[0].name if absent else 'files'}, and "
+        f"{len(absent)} of {len(files)} files are not in the data root (data.root or "
+        f"{ROOT_VARIABLE}, a folder with {wanted}: {root}) nor in the cache {cache_root()}."
     )
     if not _MAY_FETCH.get():
         off = "downloads are switched off: a SuperNode fetches only what its node config names"
@@ -328,15 +317,12 @@ def presence(name: str) -> str:
     path = file_path(name) or folder_path(name)
     if path is not None:
         return HERE if path.exists() else OWN
-    if name.lower() in OGB:
-        folders, label = [Path(name.replace("-", "_"))], name
-    else:
-        known = pyg_name(name).raw
-        member = known.member or ""
-        folders = [Path(known.group, one) for one in (member, member.lower())]
-        label = "-".join(part for part in known if part)
-    root = None
+    is_ogb = name.lower() in OGB
+    known = PygName(name.replace("-", "_"), None) if is_ogb else pyg_name(name).raw
+    label, root = name if is_ogb else "-".join(filter(None, known)), None
     with suppress(DataError):  # a variable that names no folder; a run says so
         root = data_root(None)
-    has_raw = root is not None and any((root / folder).is_dir() for folder in folders)
-    return HERE if has_raw or any(cache_root().glob(f"{label}-*")) else ABSENT
+    member = known.member or ""
+    places = [] if root is None else [root / known.group / one for one in (member, member.lower())]
+    has_files = any(place.is_dir() for place in places)
+    return HERE if has_files or any(cache_root().glob(f"{label}-*")) else ABSENT
