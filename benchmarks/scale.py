@@ -25,7 +25,7 @@ from flwr.app import Context
 from benchmarks.measure import duration, exponent, run_module, say, size, spread, table
 from flower_graph import NodeClient, SplitGradientRelay
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.data import Graph, csbm_sparse
+from flower_graph.data import Graph, csbm
 from flower_graph.engine.machine import peak_memory
 from flower_graph.models import build_server_model
 from flower_graph.records.rounds import RoundReport
@@ -59,7 +59,8 @@ def build(
     users: int, form: str, rows: Path | None = None
 ) -> tuple[SplitGradientRelay, InProcessGrid]:
     """Generate a graph and set up both halves; the features never become dense."""
-    graph = csbm_sparse(users, CLASSES, degree=DEGREE, features=FEATURES, active=ACTIVE)
+    sizes = {"features": FEATURES, "active": ACTIVE}
+    graph = csbm(users, CLASSES, degree=DEGREE, **sizes, sparse=True)
     model = build_server_model("gcn", hidden=HIDDEN, heads=1, classes=CLASSES, dropout=0.5, seed=0)
     every = 1 if form == MEMORY else EVALUATED
     more: dict[str, Any] = {"latent_size": HIDDEN, "evaluate_every": every}

@@ -11,14 +11,13 @@ if TYPE_CHECKING:
     from flower_graph.data.description import as_graph
     from flower_graph.data.graph import Graph, to_undirected
     from flower_graph.data.sources.datasets import load_data, load_graph
-    from flower_graph.data.sources.generators import csbm, csbm_sparse
+    from flower_graph.data.sources.generators import csbm
     from flower_graph.data.sources.names import known_names
 
 __all__ = [
     "Graph",
     "as_graph",
     "csbm",
-    "csbm_sparse",
     "known_names",
     "load_data",
     "load_graph",

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 PARTS = ("train_mask", "val_mask", "test_mask")
-ROLE_WORDS = ("training", "validation", "test")
 DENSE_LIMIT = 2_000_000_000  # most bytes of a dense feature matrix
 
 
@@ -317,7 +316,7 @@ def cut_by_shares(order: Tensor, shares: Sequence[float], *, first: int = 0) -> 
 
 def check_roles(client: int, masks: Iterable[Tensor], ratios: Sequence[float]) -> None:
     """Check that a client has nodes in every role that is to have some."""
-    for role, mask, share in zip(ROLE_WORDS, masks, ratios, strict=True):
+    for role, mask, share in zip(ROLES, masks, ratios, strict=True):
         if share > 0 and not mask.any():
             raise DataError(f"client {client}: none of its {mask.numel()} nodes is for {role}")
 

@@ -147,7 +147,7 @@ UNSHARED: list[tuple[dict[str, Any], str]] = [
     ({"n_id": torch.tensor([6, 7, 8])}, "public"),
     ({"public": flags(1, 0)}, r"public is torch.bool \[2\]"),
     ({"public": flags(0, 0, 0)}, "public"),
-    ({"val_mask": flags(1, 1, 0)}, "for training"),
+    ({"val_mask": flags(1, 1, 0)}, "for train"),
     ({"y": torch.full((3,), -1)}, "3 nodes"),
 ]
 LOADERS: dict[str, tuple[Callable[[Path], Any], list[tuple[dict[str, Any], str]]]] = {

@@ -41,11 +41,12 @@ from flower_graph.data.features import (
 )
 from flower_graph.data.graph import (
     PARTS,
-    ROLE_WORDS,
     ClientGraph,
     Graph,
+    called,
     check_roles,
     joined_edges,
+    joined_masks,
     node_numbers,
     stratified_split,
     to_undirected,
@@ -75,6 +76,7 @@ from flower_graph.data.sources.names import (
 from flower_graph.data.sources.tables import CLIENT
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
+from flower_graph.wire.keys import ROLES
 
 RATIOS = (0.6, 0.2, 0.2)  # FedGLS's
 
@@ -394,29 +396,34 @@ def _with_roles(
 ) -> list[ClientGraph]:
     """Draw a role for each node of clients without masks, the same at all clients that hold it."""
     every, place = ids.unique(return_inverse=True)
-    role, y = torch.full(every.shape, -1), torch.full(every.shape, -1)  # -1: none yet
-    held = [*zip(files, graphs, place.split([len(graph.y) for graph in graphs]), strict=True)]
-    for file, graph, rows in held:
-        for number, mask in enumerate(graph.masks.values()):  # empty where the file has none
-            before = role[rows[mask]]
-            clash = (before >= 0) & (before != number)
-            if clash.any():
-                row, other = int(mask.nonzero().flatten()[clash][0]), int(before[clash][0])
-                node = (graph.called or every[rows].tolist())[row]
-                both = f"{ROLE_WORDS[number]}, and {ROLE_WORDS[other]} at an earlier client"
-                raise DataError(f"{file.where}: node {node!r} has two roles: {both}")
-            role[rows[mask]] = number
-    for file, graph, rows in held:
-        if not file.has_masks:  # drawn by the label that the first client gives the node
-            is_new = (y[rows] < 0) & (role[rows] < 0)
-            y[rows] = torch.where(is_new, graph.y, y[rows])
+    sizes, labels = [len(graph.y) for graph in graphs], torch.cat([graph.y for graph in graphs])
+    masks = torch.stack([mask for mask in joined_masks(graphs).values()])
+    given = torch.where(masks.any(0), masks.int().argmax(0), -1)
+    owner = torch.arange(len(files)).repeat_interleave(torch.tensor(sizes))
+    is_drawn = torch.tensor([not file.has_masks for file in files])[owner]
+
+    def first(rows: Tensor, values: Tensor) -> Tensor:
+        """Return the value of the first of some rows that each node has; -1 without any."""
+        found = torch.full(every.shape, len(place))
+        found.scatter_reduce_(0, place[rows], rows.nonzero()[:, 0], "amin")
+        return torch.cat([values, torch.tensor([-1])])[found]
+
+    role = first(given >= 0, given)
+    if (clash := (given >= 0) & (given != role[place])).any():
+        row = int(clash.nonzero()[0])
+        node = called(graphs)[row] if graphs[0].called else int(ids[row])
+        both = f"{ROLES[int(given[row])]}, and {ROLES[int(role[place[row]])]} at an earlier client"
+        raise DataError(f"{files[int(owner[row])].where}: node {node!r} has two roles: {both}")
+    y = first(is_drawn & (labels >= 0), labels).where(role < 0, torch.tensor(-1))
     for number, mask in enumerate(stratified_split(y, ratios, generator=generator(seed, "roles"))):
         role[mask] = number
-    roles = (
-        [(role[rows] == part) & (graph.y >= 0) for part in range(3)] for _, graph, rows in held
-    )
-    drawn = zip(files, graphs, roles, strict=True)
-    return [graph if file.has_masks else graph.with_masks(masks) for file, graph, masks in drawn]
+    roles = zip(files, graphs, role[place].split(sizes), strict=True)
+    return [
+        graph
+        if file.has_masks
+        else graph.with_masks((own == part) & (graph.y >= 0) for part in range(len(PARTS)))
+        for file, graph, own in roles
+    ]
 
 
 # Files of clients ---------------------------------------------------------------------------------

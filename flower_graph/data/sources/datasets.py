@@ -41,7 +41,7 @@ from flower_graph.data.description import (
 )
 from flower_graph.data.features import PLAIN, ReadOptions, prepare_features
 from flower_graph.data.graph import PARTS, Graph, Masks, fits_dense, labelled_split, masks_from
-from flower_graph.data.sources.generators import csbm, csbm_sparse
+from flower_graph.data.sources.generators import csbm
 from flower_graph.data.sources.names import (
     CSBM,
     LINQS,
@@ -163,12 +163,11 @@ def _read(config: DataConfig, seed: int, how: ReadOptions) -> Graph:
         keys = ("degree", "active", "homophily", "signal")
         own = {"features": config.num_features, "seed": config.draws(seed)}
         own |= {key: getattr(config, key) for key in keys}
-        if not how.sparse or fits_dense(config.nodes, config.num_features):
-            return csbm(config.nodes, config.classes, **own)
-        if config.features != AS_IS:
+        sparse = how.sparse and not fits_dense(config.nodes, config.num_features)
+        if sparse and config.features != AS_IS:
             why = f"must be {AS_IS} of so many nodes"
             raise DataError(f"data.features = {config.features!r}: {why}")
-        return csbm_sparse(config.nodes, config.classes, **own)
+        return csbm(config.nodes, config.classes, **own, sparse=sparse)
     if name in OGB:
         return load_ogb(name, root=data_root(root))
     # As columns of the masks, of which the seed chooses one

@@ -7,9 +7,6 @@ range: with probability ``signal`` the one that its class prefers, else any. So 
 and sorted by construction, and no array has the size nodes x features.
 """
 
-from dataclasses import replace
-from typing import Any
-
 import torch
 
 from flower_graph.data.graph import Graph, check_dense_size, to_undirected
@@ -21,7 +18,7 @@ SIGNAL = 0.1
 ROWS = 1 << 16  # nodes at a time; bounds the memory of intermediate tensors
 
 
-def csbm_sparse(
+def csbm(
     nodes: int,
     classes: int,
     *,
@@ -31,8 +28,9 @@ def csbm_sparse(
     homophily: float = 0.8,
     signal: float = SIGNAL,
     seed: int = 0,
+    sparse: bool = False,
 ) -> Graph:
-    """Generate a contextual stochastic block model, whose features are a sparse CSR matrix.
+    """Generate a contextual stochastic block model, without masks.
 
     Parameters
     ----------
@@ -50,22 +48,14 @@ def csbm_sparse(
         features tell nothing; 1: they are the same in a whole class.
     seed
         The same seed gives the same graph.
-
-    Raises
-    ------
-    DataError
-        If a number is impossible.
+    sparse
+        Whether features are a sparse CSR matrix; ``DataError`` if dense ones take more than 2 GB.
     """
-    checks = (
-        ("data.classes", classes, 2 <= classes <= nodes, f"2 to data.nodes = {nodes}"),
-        ("data.degree", degree, 0 <= degree < nodes, f"at least 0, below data.nodes = {nodes}"),
-        ("data.active", active, 1 <= active <= features, f"1 to data.num_features = {features}"),
-        ("data.homophily", homophily, 0 <= homophily <= 1, "0 to 1"),
-        ("data.signal", signal, 0 <= signal <= 1, "0 to 1"),
-    )
-    for key, value, valid, allowed in checks:
-        if not valid:
-            raise DataError(f"{key} = {value}: must be {allowed}")
+    if not sparse:
+        check_dense_size(nodes, features, "csbm(..., sparse=True) makes sparse features.")
+    if not (2 <= classes <= nodes and 1 <= active <= features):
+        sizes = f"{nodes} nodes, {classes} classes, {features} features, {active} active"
+        raise DataError(f"{sizes}: must be 2 classes to one a node, and 1 active feature to all")
     # Mixed, so that a split with the same seed draws other numbers.
     generator = torch.Generator().manual_seed(seed ^ 0x5EED)
     y = torch.randperm(nodes, generator=generator) % classes
@@ -98,14 +88,4 @@ def csbm_sparse(
         indices[first : first + ROWS] = chosen + starts.int()
     ptr = torch.arange(nodes + 1, dtype=torch.int32) * active
     x = csr_tensor(ptr, indices.flatten(), torch.ones(nodes * active), (nodes, features))
-    return Graph(x=x, edge_index=edge_index, y=y, num_classes=classes)
-
-
-def csbm(nodes: int, classes: int, *, features: int = 512, **how: Any) -> Graph:
-    """Generate the graph of :func:`csbm_sparse`, with dense features, and without masks.
-
-    ``DataError`` also if the features would take more than 2 GB.
-    """
-    check_dense_size(nodes, features, "Use flower_graph.data.csbm_sparse for such sizes.")
-    graph = csbm_sparse(nodes, classes, features=features, **how)
-    return replace(graph, x=graph.x.to_dense())
+    return Graph(x if sparse else x.to_dense(), edge_index, y, classes)
