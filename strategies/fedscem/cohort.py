@@ -129,12 +129,10 @@ class EgoGroup:
 
     def largest(self) -> Tensor:
         """Return each client's largest absolute weight, ``[c]``; infinity for NaN."""
-        result, rows = torch.zeros(len(self.graph.clients)), self.layout.rows
-        for name, stack in self.module.named_parameters():
-            size = stack.detach().abs().flatten(1).amax(1).nan_to_num(torch.inf, posinf=torch.inf)
-            at = torch.arange(len(size)) if name != FIRST or rows is None else rows.owner.cpu()
-            result.scatter_reduce_(0, at, size.cpu(), "amax")
-        return result
+        clients, owner = len(self.graph.clients), {FIRST: self.graph.rows.owner}
+        of_each = self.module.named_parameters()
+        found = [largest_of(stack.detach(), owner.get(name), clients) for name, stack in of_each]
+        return torch.stack(found).amax(0)
 
     # How it is computed
 
@@ -206,6 +204,14 @@ class EgoGroup:
         weight, tau = head["weight"].mT, self.settings.tau
         losses = projected_nt_xent(h, shared.mean, weight, head["bias"], shared.place, *bounds, tau)
         return losses, count
+
+
+def largest_of(rows: Tensor, owner: Tensor | None, clients: int) -> Tensor:
+    """Return each client's largest absolute number, ``[c]``; infinity for NaN."""
+    # rows [n, ...], owner [n]; by default each client has one row
+    size = rows.abs().flatten(1).amax(1).nan_to_num(torch.inf, posinf=torch.inf).double().cpu()
+    owner = torch.arange(clients) if owner is None else owner.cpu()
+    return size.new_zeros(clients).scatter_reduce_(0, owner, size, "amax")
 
 
 class EgoCohort(Cohort):

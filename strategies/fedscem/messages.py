@@ -33,7 +33,7 @@ from flower_graph.secure.channel import framed
 from flower_graph.secure.relayed import CHECKS, REFUSAL, checks_of
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest, SumTerms
-from flower_graph.strategies.fedscem.cohort import EgoCohort, EgoGroup, Shared
+from flower_graph.strategies.fedscem.cohort import EgoCohort, EgoGroup, Shared, largest_of
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.wire import codec, keys
 from flower_graph.wire.arrays import FloatArray, IntArray, largest_size
@@ -106,40 +106,24 @@ class EgoEnrolment(Message, down="query"):
     """
 
     run_id: Annotated[bytes, Raw("sum-run", group="Set-up of the sum")]
-    alignment: Annotated[str, Word("alignment", "`psi`, `verified` or `plain`: what will follow")]
+    alignment: Annotated[str, Word()]  # `psi`, `verified` or `plain`: what will follow
     resume: Annotated[Resume, Part("checkpoints", make=Resume)] = field(default_factory=Resume)
-
-
-ORIGIN = "number of the secure sum, which the pads belong to, and how many clients are in it"
-EMBEDDED = "the last round's sum of embeddings, under pads (plain: float64, without)"
-HELD = "how many clients are in each slot, likewise"
-MEMBERS = "where the server may lie: the clients in it, each of which has a pad on its checks"
-TAGS = "likewise: checks of embeddings and counts, words of 64 bits under these pads"
-SUMMED = (
-    "sum of the clients' vectors: embeddings by slot, ones for slots held, nine measurements, "
-    "whether the last means could not be read, weights, counts if they are asked for, checks where "
-    "the server may lie (`Layout` of `messages.py`); masked ring words, or plain"
-)
-MODEL = "the model to start from, where models are shared: the parameters of `EgoGCN` in a row"
-Origin = Numbers("contributors", ORIGIN, shape="2", whole=True)
-Embeddings = SumTensor(f"{keys.SUMS}/embeddings", EMBEDDED, shape="slots·h")
-Holders = SumTensor(f"{keys.SUMS}/{keys.HOLDER_COUNTS}", HELD, shape="slots")
-Total = SumTensor(f"{keys.SUMS}/{keys.TOTAL}", SUMMED, shape="L", limit=None)
 
 
 class Sums(NamedTuple):
     """The server's sums of a round, for the clients."""
 
-    server_round: Annotated[int, Whole("sums-round", "round of `sums`; 0: there are none")]
-    origin: Annotated[list[int], Origin]  # the secure sum, and how many clients are in it
-    embeddings: Annotated[SumArray, Embeddings]
-    counts: Annotated[SumArray, Holders]
-    members: Annotated[
-        IntArray | None, Clients("sums-members", MEMBERS, shape="q", optional=True)
-    ] = None
-    checks: Annotated[
-        Bytes | None, Block("sums-checks", TAGS, shape=f"{CHECKS} 8", optional=True)
-    ] = None
+    server_round: Annotated[int, Whole("sums-round")]  # round of `sums`; 0: there are none
+    # number of the secure sum, which the pads belong to, and how many clients are in it
+    origin: Annotated[list[int], Numbers("contributors", shape="2", whole=True)]
+    # the last round's sum of embeddings, under pads (plain: float64, without)
+    embeddings: Annotated[SumArray, SumTensor(f"{keys.SUMS}/embeddings", shape="slots·h")]
+    # how many clients are in each slot, likewise
+    counts: Annotated[SumArray, SumTensor(f"{keys.SUMS}/{keys.HOLDER_COUNTS}", shape="slots")]
+    # where the server may lie: the clients in it, each of which has a pad on its checks
+    members: Annotated[IntArray | None, Clients("sums-members", shape="q")] = None
+    # likewise: checks of embeddings and counts, words of 64 bits under these pads
+    checks: Annotated[Bytes | None, Block("sums-checks", shape=f"{CHECKS} 8")] = None
 
 
 @dataclass(frozen=True)
@@ -157,25 +141,25 @@ class Rest(Field[Mapping[str, object]]):
 class EgoRequest(Message, down="train"):
     """Server to client: the last round's sums; asks for this round's vector."""
 
-    server_round: Annotated[int, Whole(keys.SERVER_ROUND, "the round")]
-    clients: Annotated[IntArray, Clients(keys.CLIENTS, "who takes part", shape="p")]
-    variant: Annotated[str, Word("variant", "`full`, `iter` or `minus`")]
+    server_round: Annotated[int, Whole()]  # the round
+    clients: Annotated[IntArray, Clients(shape="p")]  # who takes part
+    variant: Annotated[str, Word()]  # `full`, `iter` or `minus`
     # Of the round before; None before the first, and where it was skipped
     sums: Annotated[Sums | None, Part(make=Sums, when="sums-round", absent=0)] = None
-    shares_model: Annotated[bool, Flag("shares-model", "whether `model` is there")] = False
+    shares_model: Annotated[bool, Flag()] = False  # whether `model` is there
+    # the model to start from, where models are shared: the parameters of `EgoGCN` in a row
     weights: Annotated[
-        FloatArray | None, codec.Tensor("model/weights", MODEL, shape="D", when="shares_model")
+        FloatArray | None, codec.Tensor("model/weights", shape="D", when="shares_model")
     ] = None
     # How numbers are written, and the secure sum's part; None for plain sums
     ring: Annotated[Ring | None, RING] = None
     mask: Annotated[MaskRequest | None, Part("Mask", make=MaskRequest, when=keys.RING_WORD)] = None
-    # Whether training and sharing are over
-    is_last: Annotated[bool, Flag(keys.IS_LAST, "after the last round: only measure")] = False
+    is_last: Annotated[bool, Flag()] = False  # after the last round: only measure
     checkpoint: Saves = False
     run: Token = ""
     counting: Counting = ""
     # Of the alignment's last message, when slots are new
-    slots: Annotated[Mapping[str, object], Rest("")] = field(default_factory=dict)
+    slots: Annotated[Mapping[str, object], Rest()] = field(default_factory=dict)
 
     def vector_layout(self, settings: EgoSettings, slots: int, *, checked: bool) -> Layout:
         """Return the parts of this round's vectors; after the last round, measurements alone."""
@@ -199,20 +183,22 @@ class Seconds(Real):
 class EgoReply(Message, up="train"):
     """Client to server: the sum of its clients' vectors."""
 
-    server_round: Annotated[int, Whole(keys.SERVER_ROUND, "as asked")]
-    total: Annotated[SumArray, Total]
-    train_seconds: Annotated[float, Seconds("train-seconds", "what training took")]
-    mask_seconds: Annotated[float, Seconds("mask-seconds", "what masking took")]
+    server_round: Annotated[int, Whole()]  # as asked
+    # sum of the clients' vectors: embeddings by slot, ones for slots held, nine measurements,
+    # whether the last means could not be read, weights, counts if they are asked for, checks where
+    # the server may lie (`Layout` of `messages.py`); masked ring words, or plain
+    total: Annotated[SumArray, SumTensor(f"{keys.SUMS}/{TOTAL}", shape="L", limit=None)]
+    train_seconds: Annotated[float, Seconds()]  # what training took
+    mask_seconds: Annotated[float, Seconds()]  # what masking took
     not_saved: NotSaved = ""
-    clients: Annotated[
-        IntArray, Clients("present", "plain: who is in the sum", shape="q", optional=True)
-    ] = field(default_factory=lambda: np.zeros(0, np.int64))
-    left_out: Annotated[
-        dict[int, str],
-        Reasons(keys.LEFT_OUT, "plain: `number:reason` for each that is not in the sum"),
-    ] = field(default_factory=dict)
+    # plain: who is in the sum
+    clients: Annotated[IntArray, Clients("present", shape="q")] = field(
+        default_factory=lambda: np.zeros(0, np.int64)
+    )
+    # plain: `number:reason` for each that is not in the sum
+    left_out: Annotated[dict[int, str], Reasons()] = field(default_factory=dict)
     # Of the ``MaskedReply``, which the secure sum checks
-    masked: Annotated[dict[str, object], Rest("")] = field(default_factory=dict)
+    masked: Annotated[dict[str, object], Rest()] = field(default_factory=dict)
 
     def check(self, known: Known) -> None:
         """Refuse clients of a plain sum that are not among those ``asked``."""
@@ -272,11 +258,12 @@ class VectorEncoding:
             here = good[group.layout.owner].cpu().numpy()
             slots = np.where(here, self._slots(clients), -1)
             kept = slots >= 0
-            rows, place = self._encode(h[torch.from_numpy(kept)]), torch.from_numpy(slots[kept])
-            summed = rows.new_zeros(layout.slots, layout.hidden).index_add_(0, place, rows)
+            rows, slots = self._encode(h[torch.from_numpy(kept)]), slots[kept]
+            summed = rows.new_zeros(layout.slots, layout.hidden)
+            summed.index_add_(0, torch.from_numpy(slots), rows)
             total[layout.embeddings] = summed.numpy().ravel()
             one = self._encode(torch.ones(1)).numpy()
-            total[layout.counts] = np.bincount(slots[kept], minlength=layout.slots) * one
+            total[layout.counts] = np.bincount(slots, minlength=layout.slots) * one
         total[layout.metrics] = self._encode(torch.from_numpy(metrics)[good.cpu()]).sum(0).numpy()
         if layout.weights:
             once = dict.fromkeys(present, 1)
@@ -363,16 +350,15 @@ class VectorEncoding:
         """Find the clients with a number that is NaN, or beyond the ring's limit."""
         limit = self.ring.limit if self.ring else float(np.finfo(np.float32).max)
         clients = group.graph.clients
-        largest = h.abs().amax(1).nan_to_num(torch.inf, posinf=torch.inf)
-        of_client = torch.zeros(len(clients), device=h.device)
-        of_client.scatter_reduce_(0, group.layout.owner, largest, "amax")
-        measured = np.nan_to_num(np.abs(metrics), nan=np.inf).max(1)
-        worst = {"an embedding": of_client.tolist(), "a measurement": measured.tolist()}
+        worst = {
+            "an embedding": largest_of(h, group.layout.owner, len(clients)),
+            "a measurement": largest_of(torch.from_numpy(metrics), None, len(clients)),
+        }
         if self.layout.weights:
-            worst["a weight"] = group.largest().tolist()
+            worst["a weight"] = group.largest()
         left_out = {}
         for what, values in worst.items():
-            for client, value in zip(clients, values, strict=True):
+            for client, value in zip(clients, values.tolist(), strict=True):
                 if not value <= limit:
                     left_out[client] = f"{what} is outside the range of -{limit:g} to {limit:g}"
                     # For the client's own log: the server does not learn how large.
@@ -384,7 +370,7 @@ class VectorEncoding:
     ) -> NDArray[np.uint64]:
         """Add the pads that hide the sums from the server, holders' and common, and the checks."""
         layout, table, what, result = self.layout, self.table, self.pads, words.copy()
-        count = np.bincount(slots[slots >= 0], minlength=layout.slots)[table.held]
+        count = np.bincount(slots, minlength=layout.slots)[table.held]
         spread = result[layout.embeddings].reshape(layout.slots, layout.hidden)
         pads = table.pads(what, self.sum_round, layout.hidden)
         spread[table.held] += pads * count[:, None].astype(np.uint64)
@@ -428,13 +414,12 @@ def measure(
 ) -> NDArray[np.float64]:
     """Return the measurements of ``METRIC_NAMES``, ``[c, 9]``; zeros without such nodes."""
     # accuracy [c, 3], loss, contrast [c]
-    columns = []
-    for share in accuracy.T:
-        columns += [share.nan_to_num(0.0), (~share.isnan()).double()]
+    shares = torch.stack([accuracy.nan_to_num(0.0), (~accuracy.isnan()).to(accuracy)], 2)
     # A client without training nodes has no loss; the loss of one that diverged is NaN.
-    columns.append(torch.where(accuracy[:, 0].isnan(), 0.0, loss))
+    loss = torch.where(accuracy[:, 0].isnan(), 0.0, loss)
     contrast = torch.full_like(loss, torch.nan) if contrast is None else contrast
-    columns += [contrast.nan_to_num(0.0) / contrast_scale(tau), (~contrast.isnan()).double()]
+    scaled = contrast.nan_to_num(0.0) / contrast_scale(tau)
+    columns = [*shares.flatten(1).T, loss, scaled, ~contrast.isnan()]
     return torch.stack([column.double() for column in columns], 1).numpy()
 
 
@@ -472,16 +457,13 @@ def add_noise(
 # What can be known of a sum -----------------------------------------------------------------------
 
 
-class SumParts(NamedTuple):
-    """What a sum says besides embeddings."""
+def read_sum(
+    total: SumArray, layout: Layout, ring: Ring | None, clients: int
+) -> tuple[dict[str, float], NDArray[np.float64], Counts | Errors | None]:
+    """Read the measurements, weights and counts of a sum over so many clients.
 
-    measured: dict[str, float]  # by ``SUMMED_NAMES``
-    weights: NDArray[np.float64]
-    counted: Counts | Errors | None  # None if no counts were asked for
-
-
-def read_sum(total: SumArray, layout: Layout, ring: Ring | None, clients: int) -> SumParts:
-    """Read a sum over so many clients; refuse what is impossible for them."""
+    Refuse what is impossible for them. Without counts that were asked for, the last is None.
+    """
     numbers, weights, words = (total[one] for one in (layout.metrics, layout.model, layout.counts))
     counted, rounding = total[layout.predictions], ROUNDING
     if ring is None:
@@ -502,9 +484,10 @@ def read_sum(total: SumArray, layout: Layout, ring: Ring | None, clients: int) -
                 f"{TOTAL}: {role} is {measured[role]:g}, a sum of "
                 f"{measured[f'has-{role}']:g} accuracies"
             )
-    about = layout.classes, layout.counting
+    if not layout.counting:
+        return measured, weights, None
     whole = np.rint(counted).astype(np.int64)
-    return SumParts(measured, weights, as_counts(whole, *about) if layout.counting else None)
+    return measured, weights, as_counts(whole, layout.classes, layout.counting)
 
 
 def check_plain_sum(total: SumArray, layout: Layout, clients: int) -> None:

@@ -390,10 +390,9 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
 
     def _read(self, server_round: int, found: RoundSum, total: SumArray) -> dict[str, float]:
         layout, ring, count = self.layout, self.ring, len(found.answered)
-        parts = read_sum(total, layout, ring, count)
-        self.counts = parts.counted
+        measured, weights, self.counts = read_sum(total, layout, ring, count)
         if layout.weights:
-            self.model = (parts.weights / count).astype(np.float32)
+            self.model = (weights / count).astype(np.float32)
         if layout.slots:
             embeddings, counts = total[layout.embeddings], total[layout.counts]
             if ring is None:
@@ -406,7 +405,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
                 tags = total[layout.tags].astype("<u8").view(np.uint8).reshape(layout.checks, -1)
                 members = np.array(sorted(found.answered))
                 self.sums = self.sums._replace(members=members, checks=tags)
-        return parts.measured
+        return measured
 
     def _count(self, found: RoundSum) -> None:
         """Count payload as single clients would send and get it."""
