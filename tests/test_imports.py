@@ -198,7 +198,7 @@ def test_a_short_name_imports_what_it_needs() -> None:
     loaded = _loaded(
         "from flower_graph import consensus, ops, models\n"
         "import flower_graph.strategies.nfedgnn.users\n"
-        "import flower_graph.strategies.fedscem.cohort"
+        "import flower_graph.strategies.fedscem.modules"
     )
     assert "torch" in loaded
     assert not loaded & {"flwr", "ray", "torch_geometric"}

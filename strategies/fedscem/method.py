@@ -31,7 +31,6 @@ from flower_graph.privacy.local import ClientNoise, client_noise
 from flower_graph.server.averaging import ReportedFedAvg, make_robust
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage, SageClient
 from flower_graph.strategies.fedscem.client import EgoModelClient, EgoNetworkClient, Hiding
-from flower_graph.strategies.fedscem.cohort import train_alone
 from flower_graph.strategies.fedscem.config import (
     APP,
     AVERAGING,
@@ -41,6 +40,7 @@ from flower_graph.strategies.fedscem.config import (
     FedSCemConfig,
     TrainingConfig,
 )
+from flower_graph.strategies.fedscem.modules import train_alone
 from flower_graph.strategies.fedscem.strategy import (
     EgoFedAvg,
     EgoFedProx,

@@ -37,6 +37,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -53,6 +54,7 @@ from flower_graph.config.rules import refuse_with
 from flower_graph.config.schema import check_settings
 from flower_graph.errors import AlignmentError, MalformedReplyError, NoClientsError
 from flower_graph.method.module_method import ModuleFedAvg
+from flower_graph.ops.counts import Counts, Errors
 from flower_graph.outputs.build import form_of
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.records.participation import NOT_READY, by_reason, grouped
@@ -61,6 +63,7 @@ from flower_graph.secure.align.blinded import MAX_CLIENTS
 from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.node_config import LEAST_HOLDERS
+from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply
 from flower_graph.secure.sum.server import PartySums, Skipped, SumServer
 from flower_graph.server.membership import renamed
@@ -69,7 +72,6 @@ from flower_graph.server.session import Session
 from flower_graph.server.sums import Keys, SecureSum, SumMembership, as_record, entries_of
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.fedscem.client import shared_by
-from flower_graph.strategies.fedscem.cohort import first_model
 from flower_graph.strategies.fedscem.config import EgoSettings, StrategyConfig
 from flower_graph.strategies.fedscem.messages import (
     SUMMED_NAMES,
@@ -78,23 +80,24 @@ from flower_graph.strategies.fedscem.messages import (
     EgoEnrolment,
     EgoReply,
     EgoRequest,
+    Layout,
     SumArray,
     Sums,
-    check_plain_sum,
-    mean_metrics,
-    read_sum,
+    are_counts,
+    contrast_scale,
     round_terms,
     union_terms,
 )
-from flower_graph.strategies.fedscem.modules import EgoGCN
-from flower_graph.wire.arrays import Config
-from flower_graph.wire.counts import counts_size
+from flower_graph.strategies.fedscem.modules import EgoGCN, first_model
+from flower_graph.wire.arrays import Config, largest_size
+from flower_graph.wire.counts import as_counts, counts_size
 from flower_graph.wire.exchange import Replies, reasons_of
 from flower_graph.wire.fields import Resume
-from flower_graph.wire.keys import RUN_TOKEN, SERVER_ROUND, SUMS, TOTAL
+from flower_graph.wire.keys import MAX_NUMBER, ROLES, RUN_TOKEN, SERVER_ROUND, SUMS, TOTAL
 from flower_graph.wire.ledger import ByteLedger, Traffic, count_bytes, reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
+ROUNDING = 1e-3  # of a client's accuracy in a plain sum
 FINE = 2.0**-20  # step of fixed-point weights: in a round they change by less than embeddings do
 # Client numbers that one SuperNode may claim where identities are blinded: half of all there can be
 MOST_CLAIMED = MAX_CLIENTS // 2
@@ -424,6 +427,72 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             count("down", "weights", asked * self.model.nbytes)
         for kind, size in numbers.items():
             count("up", kind, up * size * word)
+
+
+# What can be known of a sum -----------------------------------------------------------------------
+
+
+def read_sum(
+    total: SumArray, layout: Layout, ring: Ring | None, clients: int
+) -> tuple[dict[str, float], NDArray[np.float64], Counts | Errors | None]:
+    """Read the measurements, weights and counts of a sum over so many clients.
+
+    Refuse what is impossible for them. Without counts that were asked for, the last is None.
+    """
+    numbers, weights, words = (total[one] for one in (layout.metrics, layout.model, layout.counts))
+    counted, rounding = total[layout.predictions], ROUNDING
+    if ring is None:
+        check_counts(words, clients)
+    else:
+        steps = 2.0**ring.fraction_bits
+        counted, rounding = ring.decode(counted) * steps, 1 / steps
+        numbers, weights = ring.decode(numbers), ring.decode(weights)
+        ring.check_sums(numbers, clients)
+        ring.check_sums(weights, clients)
+    measured = dict(zip(SUMMED_NAMES, numbers.tolist(), strict=True))
+    counts = [n for name, n in measured.items() if name.startswith("has-") or name == UNREAD]
+    check_counts(np.array(counts), clients)
+    for role in ROLES:
+        over = -measured[role], measured[role] - measured[f"has-{role}"]
+        if not max(over) <= clients * rounding:
+            raise MalformedReplyError(
+                f"{TOTAL}: {role} is {measured[role]:g}, a sum of "
+                f"{measured[f'has-{role}']:g} accuracies"
+            )
+    if not layout.counting:
+        return measured, weights, None
+    whole = np.rint(counted).astype(np.int64)
+    return measured, weights, as_counts(whole, layout.classes, layout.counting)
+
+
+def check_plain_sum(total: SumArray, layout: Layout, clients: int) -> None:
+    """Refuse a plain sum that is impossible for its number of clients."""
+    # total [L]
+    if total.dtype != np.float64:
+        raise MalformedReplyError(f"{TOTAL} has type {total.dtype}, expected float64")
+    if total.size and (largest := largest_size(total)) > clients * MAX_NUMBER:
+        raise MalformedReplyError(
+            f"{TOTAL} has a number of size {largest:g}, {clients} clients can make "
+            f"{clients * MAX_NUMBER:g} at most"
+        )
+    read_sum(total, layout, None, clients)
+
+
+def check_counts(found: NDArray[np.float64], clients: int) -> None:
+    """Refuse sums that are no counts of this many clients."""
+    if not are_counts(found, clients):
+        raise MalformedReplyError(f"{TOTAL}: expected counts from 0 to {clients} clients")
+
+
+def mean_metrics(sums: Mapping[str, float], tau: float) -> dict[str, float]:
+    """Turn sums over clients of ``measure``'s results into means; NaN where no client has any."""
+
+    def mean(name: str, count: str) -> float:
+        return sums[name] / sums[count] if sums[count] > 0 else math.nan
+
+    means = {name: mean(name, f"has-{name}") for name in (*ROLES, "contrast")}
+    means["contrast"] *= contrast_scale(tau)
+    return means | {"cross-entropy": mean("cross-entropy", "has-train")}
 
 
 # The run's clients, their alignment and their sums -----------------------------------------------

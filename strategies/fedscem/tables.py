@@ -23,9 +23,9 @@ from flower_graph.engine.cohort import Judged, joined, placed_on
 from flower_graph.engine.machine import resolve_device
 from flower_graph.records.rounds import Epoch
 from flower_graph.storage.reading import Tree
-from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
 from flower_graph.strategies.fedscem.config import EgoSettings, FedSCemConfig
 from flower_graph.strategies.fedscem.method import METHOD, ego_settings
+from flower_graph.strategies.fedscem.modules import EgoCohort, Shared
 
 ROUNDS = 7  # measured ones, after one that is not
 Row = tuple[dict[str, int], dict[str, float]]  # keys and figures of a group of clients

@@ -22,7 +22,7 @@ from test_gat import SETTINGS as GAT
 from torch import Tensor
 
 from flower_graph.ops.active_rows import pack
-from flower_graph.strategies.fedscem.cohort import EgoCohort, EgoGroup, Shared
+from flower_graph.strategies.fedscem.modules import EgoCohort, EgoGroup, Shared
 from flower_graph.strategies.nfedgnn.users import CommonLayer, LinearCohort, UserSettings
 from flower_graph.strategies.ppfl.modules import PublicGAT
 

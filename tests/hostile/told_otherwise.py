@@ -47,8 +47,7 @@ from flower_graph.secure.sum.server import PartySums, SumResult, SumRound
 from flower_graph.server.sums import SecureSum, entries_of
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import messages as of_egos
-from flower_graph.strategies.fedscem.client import Hiding
-from flower_graph.strategies.fedscem.messages import VectorEncoding
+from flower_graph.strategies.fedscem.client import Hiding, VectorEncoding
 from flower_graph.strategies.ppfl import messages as of_public
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, SecureConsensusClient
 from flower_graph.strategies.ppfl.strategy import SecureConsensus

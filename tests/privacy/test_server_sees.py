@@ -23,7 +23,8 @@ from flower_graph.data.graph import ClientGraph
 from flower_graph.secure.align.blinded import canonical, hash_to_group
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.server import SumResult, SumRound
-from flower_graph.strategies.fedscem.messages import Layout, VectorEncoding
+from flower_graph.strategies.fedscem.client import VectorEncoding
+from flower_graph.strategies.fedscem.messages import Layout
 from flower_graph.wire.keys import SUMS, TOTAL
 
 M, PER_CLIENT, HIDDEN, ROUNDS = 6, 6, 16, 5

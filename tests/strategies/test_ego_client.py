@@ -16,8 +16,8 @@ from flower_graph.client import state
 from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import StateLostError
 from flower_graph.strategies.fedscem.client import EgoNetworkClient
-from flower_graph.strategies.fedscem.cohort import first_model
 from flower_graph.strategies.fedscem.messages import EgoEnrolment, EgoReply, EgoRequest
+from flower_graph.strategies.fedscem.modules import first_model
 
 RUN, OTHER_RUN = b"0123456789abcdef", b"fedcba9876543210"
 HELLO = EgoEnrolment(RUN, "plain")

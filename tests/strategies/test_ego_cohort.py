@@ -17,14 +17,14 @@ from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
 from flower_graph.outputs.files import Snapshot, read_models
 from flower_graph.strategies.fedscem import EgoNetworkClient
-from flower_graph.strategies.fedscem.cohort import (
+from flower_graph.strategies.fedscem.config import EgoSettings
+from flower_graph.strategies.fedscem.modules import (
     EgoCohort,
     EgoGroup,
     Shared,
     first_model,
     train_alone,
 )
-from flower_graph.strategies.fedscem.config import EgoSettings
 
 SOME = [108, 101, 105]
 

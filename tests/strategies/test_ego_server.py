@@ -14,8 +14,13 @@ from flower_graph.secure.channel import new_key
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import KeyReply
 from flower_graph.strategies.fedscem.config import StrategyConfig
-from flower_graph.strategies.fedscem.messages import Layout, contrast_scale, mean_metrics
-from flower_graph.strategies.fedscem.strategy import EgoSession, MaskedEmbeddingAveraging, RoundSum
+from flower_graph.strategies.fedscem.messages import Layout, contrast_scale
+from flower_graph.strategies.fedscem.strategy import (
+    EgoSession,
+    MaskedEmbeddingAveraging,
+    RoundSum,
+    mean_metrics,
+)
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.keys import HANDLED
 

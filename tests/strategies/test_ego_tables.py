@@ -9,7 +9,6 @@ from flower_graph.client.learner import NODES
 from flower_graph.data.partition.client_graphs import split_global
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.strategies.fedscem import tables
-from flower_graph.strategies.fedscem.cohort import EgoCohort
 from flower_graph.strategies.fedscem.config import (
     FedSCemConfig,
     ModelConfig,
@@ -17,6 +16,7 @@ from flower_graph.strategies.fedscem.config import (
     StrategyConfig,
 )
 from flower_graph.strategies.fedscem.method import METHOD, ego_settings
+from flower_graph.strategies.fedscem.modules import EgoCohort
 
 CONFIG = FedSCemConfig(
     rounds=30,
