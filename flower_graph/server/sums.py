@@ -151,9 +151,6 @@ class SecureSum:
         The SuperNodes with their keys, if the caller enrols them; ``server`` is theirs then.
     """
 
-    unmask = "train.sum_unmask"  # type of the messages that unmask one sum and prepare the next
-    first = 0  # number of the first sum
-
     def __init__(
         self,
         exchange: Exchange | Send,
@@ -171,7 +168,7 @@ class SecureSum:
         self._exchange, self._timeout = exchange, timeout
         send = exchange if callable(exchange) else partial(exchange.send, timeout=timeout)
         self._send: Send = send
-        self.number = self.first - 1  # of the newest sum
+        self.number = -1  # of the newest sum
         self.round: SumRound  # of it, from when it is made ready
         self._done: SumRound  # that was unmasked last
         self._length = 0  # numbers of a vector in the newest sum
@@ -376,8 +373,7 @@ class SecureSum:
         }
         if not requests:
             return []
-        most = sum_bytes(shared, prepared)
-        kind = self.unmask
+        most, kind = sum_bytes(shared, prepared), "train.sum_unmask"
         replies = self._ask(requests, server_round, read, message_type=kind, max_reply_bytes=most)
         return replies.rejected
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from flower_graph.client.learner import NODES, SharedModule, saved_rows
 from flower_graph.client.module_client import ModuleClient
 from flower_graph.client.state import CohortState, Tensors, check_graphs
-from flower_graph.config.rules import choice
 from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import Learner, check_sizes
 from flower_graph.engine.machine import resolve_device
@@ -55,8 +54,6 @@ from flower_graph.strategies.fedscem.messages import (
 )
 from flower_graph.strategies.fedscem.modules import (
     FIRST,
-    FUSED,
-    TRAINED,
     EgoCohort,
     EgoGroup,
     Shared,
@@ -119,7 +116,7 @@ class EgoNetworkClient(MaskingClient):
         then takes part only in masked sums and in the alignment with proofs.
     """
 
-    actions = ("align", "union", "unmask", "save", "finish", *MaskingClient.party_actions)
+    actions = ("align", "union", "save", "finish", *MaskingClient.actions)
 
     def __init__(
         self,
@@ -142,8 +139,11 @@ class EgoNetworkClient(MaskingClient):
 
     def get_properties(self, config: Config) -> Config:
         enrolment = EgoEnrolment.from_config(config)
-        if enrolment.alignment == PLAIN != (own := self._hiding.alignment):
-            raise RefusedError(f"identities are asked for, the run's config has {own}")
+        # With a key of its own a SuperNode takes part in the alignment with proofs alone
+        hidden = ALIGNMENTS if self._hiding.alignment == PLAIN else (self._hiding.alignment,)
+        if enrolment.alignment not in (allowed := (VERIFIED,) if self.trust else hidden):
+            got = f"{enrolment.alignment!r:.40} is asked for"
+            raise RefusedError(f"alignment: {got}, here it is {' or '.join(allowed)}")
         if self._state.is_due(enrolment.resume):
             self._refuse_going_back()
         had_state = bool(self._state.version)
@@ -165,12 +165,6 @@ class EgoNetworkClient(MaskingClient):
 
     def _begin(self, run_id: bytes, form: str) -> KeyReply:
         """Make the secrets of a run; keep the existing secrets if the SuperNode is back."""
-        if (self.trust is not None) != (form == VERIFIED):
-            raise RefusedError(
-                f"alignment is {form!r:.40}: with a key of its own a SuperNode takes part in "
-                f"{VERIFIED} alone, without one in all but that"
-            )
-        choice(*ALIGNMENTS, VERIFIED).check("alignment", form)
         aligner: Any = None
         with suppress(StateLostError):  # the secrets of another run are of no more use
             if (host := self.keys()).run_id == run_id:
@@ -210,10 +204,6 @@ class EgoNetworkClient(MaskingClient):
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Fuse, train, embed and send the masked vector (steps 3 to 6)."""
         return self.round(EgoRequest.from_numpy(parameters, config)).to_numpy()
-
-    def unmask(self, parameters: Parameters, config: Config) -> Answer:
-        """Reveal shares of the last sum, and prepare the next sum; both are optional (step 7)."""
-        return self.sum_unmask(parameters, config)
 
     def _enrolled(self, config: Config) -> SumClient:
         return self.keys()  # only ``query`` makes them, with an alignment
@@ -260,7 +250,7 @@ class EgoNetworkClient(MaskingClient):
                 of = host.run_id, self._identities, self.trust
                 aligner = AlignmentClient.from_bytes(record["state"], *of)
             self._state.live.beside = self._source(record["state"]), aligner
-        if isinstance(aligner, AlignmentClient) and (epoch := host.epoch) is not None:
+        if (epoch := host.epoch) is not None:
             aligner.begin(epoch.digest, epoch.parties.tolist(), epoch.points)
         return aligner
 
@@ -303,16 +293,11 @@ class EgoNetworkClient(MaskingClient):
         origin = 0 if request.sums is None else request.sums.origin[0]
         layout, pads = Layout(table.num_slots, self.settings.hidden), last.pad_context
         reading = VectorEncoding(layout, table, request.ring, pads(host.sum_run), origin)
-        with (
-            self._state.opened() as cohort,
-            one_thread(len(clients) > 1),
-            cohort.part(clients) as group,
-        ):
-            trained = self._trained(cohort, group, request, reading)
-            (logits, measured, is_unread), h = trained, group.embed()
-        not_saved = ""
-        if request.checkpoint:
-            not_saved = self._state.save(number - 1, request.run)
+        opened = self._state.opened
+        with opened() as cohort, one_thread(len(clients) > 1), cohort.part(clients) as group:
+            logits, measured, is_unread = self._trained(cohort, group, request, reading)
+            h = group.embed()
+        not_saved = self._state.save(number - 1, request.run) if request.checkpoint else ""
         trained_at = time.perf_counter()
         sum_round = request.mask.server_round if request.mask else number
         layout = request.vector_layout(
@@ -345,21 +330,20 @@ class EgoNetworkClient(MaskingClient):
         # Returns the logits and the measurements of after step 4, and whether the means could not
         # be read.
         number, clients = request.server_round, list(group.graph.clients)
+        before, now = 2 * (number - 1), 2 * number - 1
         if request.weights is not None:
             # The models of a checkpoint may have begun the round already: with the fusion, and
             # after the last round even without the local step.
-            is_new = cohort.last(TRAINED, clients) < number
-            is_new &= cohort.last(FUSED, clients) < number - 1
-            weights = torch.from_numpy(request.weights)
-            cohort.start_from(group, weights, replace=bool(is_new.any()))
+            weights, is_new = torch.from_numpy(request.weights), cohort.is_behind(clients, before)
+            cohort.start_from(group, weights, replace=is_new)
         contrast, is_unread = self._fuse(cohort, group, request, reading)
-        due = bool((cohort.last(TRAINED, clients) < number).any())
+        due = cohort.is_behind(clients, now)
         logits = None
         if due and not request.is_last:
             if number > 1:
                 cohort.write(cohort.group(group.graph.clients))
                 self.outputs.candidate(number - 1, lambda: self._taken(cohort))
-            cohort.note(TRAINED, clients, number)
+            cohort.note(clients, now)
             # With batches `iter` alternates these steps with the fusion's steps.
             if request.variant != "minus" and not self._alternates(request):
                 # The step begins with the forward pass that is measured.
@@ -370,9 +354,8 @@ class EgoNetworkClient(MaskingClient):
         accuracy = torch.stack(NODES.shares(judged), 1).cpu()
         if (due or request.is_last) and number > 1:  # else repeated after the step
             both = loss if contrast is None else loss + self.settings.mu * contrast.nan_to_num(0.0)
-            nodes = np.diff(group.graph.ptr)
-            figures = {"loss": both.numpy(), "accuracy": accuracy.numpy(), "nodes": nodes}
-            self.outputs.measured(number - 1, clients, **figures)
+            figures = {"loss": both.numpy(), "accuracy": accuracy.numpy()}
+            self.outputs.measured(number - 1, clients, nodes=np.diff(group.graph.ptr), **figures)
         return logits, measure(accuracy, loss, contrast, self.settings.tau), is_unread
 
     def _fuse(
@@ -382,10 +365,10 @@ class EgoNetworkClient(MaskingClient):
         # Returns the result of ``EgoGroup.fuse``, if it was called, and whether means could not
         # be read.
         before, is_unread, is_shared = request.server_round - 1, False, False
-        clients = list(group.graph.clients)
-        if before < 1 or bool((cohort.last(FUSED, clients) >= before).all()):
+        clients = group.graph.clients
+        if not cohort.is_behind(clients, 2 * before):
             return None, is_unread
-        cohort.note(FUSED, clients, before)
+        cohort.note(clients, 2 * before)
         # If nothing was shared, only the classification loss is left.
         empty = torch.zeros(0, dtype=torch.long, device=self._device)
         shared = Shared(empty, torch.zeros(0, self.settings.hidden, device=self._device))
@@ -400,9 +383,7 @@ class EgoNetworkClient(MaskingClient):
                 # A sum that passed is not counted: a client that also has the common key, and
                 # colludes with the server, could ask about slots of other clients.
                 is_unread = self.trust is None or isinstance(error, RefusedError)
-                LOG.warning(
-                    "round %d: the means cannot be read and are not used: %s", before, error
-                )
+                LOG.warning("round %d: the means are not used: %s", before, error)
         # All clients count, not only the clients here: who hosts a client changes nothing.
         if request.variant == "iter" and not is_shared:
             if self._alternates(request):

@@ -44,17 +44,13 @@ NOT_ROBUST = {
     "local-sage": "nothing is averaged",
     "fed-sage": "hostile clients could still spoil the generators",
 }
-# Settings with which a deviating server learns no client's data, and what it could read with others
+# Settings with which a server that deviates could read no client's data
 UNREADABLE = {
-    "name": (FEDSCEM, "its clients send what the server reads"),
-    "aggregation": ("masked", "every vector would be in the clear"),
-    "alignment": ("psi", "identities could be found out"),
-    "model_sharing": (
-        "none",
-        "the server reads the sum of the weights, and two sums of which one lacks a client differ "
-        "by that client's",
-    ),
-    "participation": (1.0, "sums over changing clients can be compared"),
+    "name": FEDSCEM,
+    "aggregation": "masked",
+    "alignment": "psi",
+    "model_sharing": "none",
+    "participation": 1.0,
 }
 VARIANTS = ("full", "iter", "minus")
 MODEL_SHARING = ("none", "fedavg", "fedprox")
@@ -155,19 +151,15 @@ class StrategyConfig(TrainingConfig, RobustSection, OpenedSums):
         self.refuse_robust(self.name, NOT_ROBUST)
         self.refuse_trust(self.readable())
         self.refuse_holders(self.alignment, "psi")
-        good = 0 < self.resolution <= self.limit
-        allowed = f"above 0 and at most {self.limit} (strategy.limit)"
-        require(good, "strategy.resolution", self.resolution, allowed)
-        finest = self.limit / 2.0**MOST_BITS
-        allowed = (
-            f"at least {finest:g} (strategy.limit / 2^{MOST_BITS}): a sum's words have 64 bits"
-        )
-        require(self.resolution >= finest, "strategy.resolution", self.resolution, allowed)
+        finest = self.limit / 2.0**MOST_BITS  # a sum's words have 64 bits
+        allowed = f"from {finest:g} (strategy.limit / 2^{MOST_BITS}) to {self.limit}, the limit"
+        is_fit = finest <= self.resolution <= self.limit
+        require(is_fit, "strategy.resolution", self.resolution, allowed)
 
     def readable(self) -> dict[str, str]:
         """Return the settings with which a deviating server could read clients' data, and why."""
-        chosen = {key: getattr(self, key) for key in UNREADABLE}
-        return {key: UNREADABLE[key][1] for key, v in chosen.items() if v != UNREADABLE[key][0]}
+        why = "the server could read what single clients send"
+        return {key: why for key, good in UNREADABLE.items() if getattr(self, key) != good}
 
 
 @dataclass

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import checkpoint_settings
+from flower_graph.config.rules import require
 from flower_graph.data.description import NewGraph
 from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_ego_folder
@@ -63,7 +64,7 @@ BASELINES: dict[str, type[ReportedFedAvg]] = {
 }
 # A noise so many deviations long comes once in 4e11 draws; a run draws fewer.
 FARTHEST = 7
-NOBODY = "a newcomer starts from the mean of nobody, the weights that all clients began with"
+ALONE = "a newcomer trains alone, on its nodes with a label:"
 
 
 class FedSCem(GraphMethod[FedSCemConfig, Server]):
@@ -137,16 +138,13 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
         if client is not None or not run.are_own or config.strategy.name in SAGE:
             return super().predict(config, run, graph, client)
         graph.needed_edges()
-        count, begins = (
-            int(graph.trains.sum()),
-            f"{config.strategy.name} has no common model: {NOBODY}",
-        )
-        if not count:
+        if not (count := int(graph.trains.sum())):
             raise DataError(
-                f"{begins}, and without labels it cannot train. Give it labels, say whose model to "
-                "use (client=, --client), or train with strategy.model_sharing=fedavg"
+                f"{config.strategy.name} has no common model, and without labels a newcomer cannot "
+                "train. Give it labels, say whose model to use (client=, --client), or train with "
+                "strategy.model_sharing=fedavg"
             )
-        LOG.warning("%s, and trains alone on its %d nodes with a label", begins, count)
+        LOG.warning("%s has no common model: %s %d", config.strategy.name, ALONE, count)
         form = run.saved(run.clients[0])[0].arguments
         settings = _settings(config, form["features"], form["classes"])
         return train_alone(graph, settings, config.rounds)
@@ -179,11 +177,7 @@ def embedding_noise(config: FedSCemConfig) -> ClientNoise | None:
     noise, how = client_noise(config.privacy, config.rounds), config.strategy
     if noise is None or how.aggregation != "masked":
         return noise
-    longest = noise.clipping_norm + FARTHEST * noise.deviation
-    if longest > how.limit:
-        raise ConfigError(
-            f"strategy.limit: {how.limit:g} is too small for noise of {noise.deviation:.3g}, which "
-            f"privacy.epsilon={config.privacy.epsilon:g} takes: clients would be left out; set "
-            f"strategy.limit={math.ceil(longest)} or more, or a smaller privacy.clipping_norm"
-        )
+    longest = math.ceil(noise.clipping_norm + FARTHEST * noise.deviation)
+    allowed = f"at least {longest} with privacy.epsilon={config.privacy.epsilon:g}"
+    require(longest <= how.limit, "strategy.limit", how.limit, allowed)
     return noise

@@ -36,9 +36,9 @@ from flower_graph.rng import generator, seeded
 from flower_graph.strategies.fedscem.config import EgoSettings
 
 FIRST = "gnn.first.weight"  # of which clients keep the rows of their features
-# For each client: the last round that it trained for, and the last whose means it used. A repeated
-# message, or a resumed run, does neither a second time.
-TRAINED, FUSED = "trained-round", "fused-round"
+# For each client: ``2 t - 1`` once it has trained for round ``t``, ``2 t`` once it has used its
+# means. A repeated message, or a resumed run, does neither a second time.
+STEPS = "steps"
 
 
 class Shared(NamedTuple):
@@ -282,7 +282,7 @@ class EgoCohort(Cohort):
             by_rows=(FIRST,),
         )
         never = torch.zeros(len(egos), dtype=torch.int32, device=device)
-        self.tensors = {TRAINED: never, FUSED: never.clone()} | self.tensors
+        self.tensors = {STEPS: never} | self.tensors
 
     @contextmanager
     def part(self, clients: Sequence[int] | None = None) -> Iterator[EgoGroup]:
@@ -305,12 +305,12 @@ class EgoCohort(Cohort):
                 group.learner, name, held[name], value, replace=replace
             )
 
-    def last(self, name: str, clients: Sequence[int]) -> Tensor:
-        """Return ``TRAINED`` or ``FUSED`` of some clients."""
-        return self.tensors[name][torch.tensor([self._places[one] for one in clients])]
+    def is_behind(self, clients: Sequence[int], step: int) -> bool:
+        """Whether one of the clients has not come to a step yet (``STEPS``)."""
+        return any(self.tensors[STEPS][self._places[client]] < step for client in clients)
 
-    def note(self, name: str, clients: Sequence[int], server_round: int) -> None:
-        self.tensors[name][torch.tensor([self._places[one] for one in clients])] = server_round
+    def note(self, clients: Sequence[int], step: int) -> None:
+        self.tensors[STEPS][torch.tensor([self._places[one] for one in clients])] = step
 
 
 def train_alone(graph: NewGraph, settings: EgoSettings, rounds: int) -> Tensor:

@@ -135,7 +135,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
     Notes
     -----
     A client must answer ``query`` with its keys, ``train.align`` and ``train.union`` with its part
-    of the alignment, ``train`` with the vector, ``train.unmask`` with shares and keys,
+    of the alignment, ``train`` with the vector, ``train.sum_unmask`` with shares and keys,
     ``train.save`` and ``train.finish`` with nothing (``messages.py`` beside this file).
     """
 
@@ -498,12 +498,6 @@ def mean_metrics(sums: Mapping[str, float], tau: float) -> dict[str, float]:
 # The run's clients, their alignment and their sums -----------------------------------------------
 
 
-class EgoSums(SecureSum):
-    """The sums of FedSCem, which are unmasked by messages of its own."""
-
-    unmask, first = "train.unmask", 1  # as rounds do
-
-
 class EgoSession(Session):
     """One run's exchanges over a grid; arguments as of ``MaskedEmbeddingAveraging``."""
 
@@ -522,13 +516,14 @@ class EgoSession(Session):
         members = EgoMembership(how.alignment, server, how.least_holders)
         super().__init__(members, how, seed, checkpoint_dir, checkpoint_every)
         self.min_nodes = max(server.fewest_nodes, self.min_nodes)
-        self.sums = EgoSums(
+        self.sums = SecureSum(
             self.send,
             members=self.members,
             limit=how.limit,
             resolution=min(how.resolution, math.inf if how.model_sharing == "none" else FINE),
             guard=True,
         )
+        self.sums.number = 0  # the first is number 1, as rounds are
         self._fewest = 2 if how.aggregation == "masked" else 1
         self.setup_seconds = 0.0
         self.num_slots = 0  # identities that two clients or more hold

@@ -210,10 +210,10 @@ def test_killed_in_mid_training(name: str, tmp_path: Path) -> None:
 
 # What a client is busy with when it is killed
 STAGES = {
-    "fedscem": ("train", "train.unmask"),
+    "fedscem": ("train", "train.sum_unmask"),
     "deepwalk, secure": ("train", "train.sum_unmask"),
 }
-FAST = ("fedscem", "train.unmask", 0.1)
+FAST = ("fedscem", "train.sum_unmask", 0.1)
 CASES = [
     pytest.param(*case, marks=() if case == FAST else pytest.mark.slow)
     for name, stages in STAGES.items()

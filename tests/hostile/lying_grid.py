@@ -195,11 +195,12 @@ def points(number: int) -> Change:
     return declared(lambda rows: np.stack([rows[:, 0], 0 * rows[:, 1] + number], 1))
 
 
-REFUSES = "with a key of its own a SuperNode takes part in"
 # FedSCem's messages besides those of its sums
 FEDSCEM = (
-    Lie("a semi-honest alignment", "alignment", telling(alignment="psi"), REFUSES),
-    Lie("a plain alignment", "alignment", telling(alignment="plain"), "identities are asked for"),
+    Lie("a semi-honest alignment", "alignment", telling(alignment="psi"),
+        "here it is verified"),
+    Lie("a plain alignment", "alignment", telling(alignment="plain"),
+        "here it is (psi|verified)"),
     Lie("plain sums", "mask-round", in_the_clear, "no masks are asked for"),
     Lie("other clients", "mask-signatures", telling(clients=(10**6).to_bytes(8, "little")),
         "clients .1000000. are asked"),

@@ -356,7 +356,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 @pytest.mark.parametrize("alignment", ["psi", "plain"])
-@pytest.mark.parametrize("spoil", ["", "train.unmask 2, train 3, train.unmask 4"])
+@pytest.mark.parametrize("spoil", ["", "train.sum_unmask 2, train 3, train.sum_unmask 4"])
 def test_fedscem(alignment: str, spoil: str, tmp_path: Path, log: Any) -> None:
     seen, where = Collector(tmp_path, spoil, [1]), {"checkpoint_dir": tmp_path / "checkpoints"}
     deal = [[1, 2, 3], [0], [4, 5, 6]]

@@ -56,11 +56,11 @@ def test_impossible_arguments(options: dict[str, Any], message: str) -> None:
 
 
 # Who does not answer the second exchange of a round is in its sum, but not in the next one.
-MASKED = {(0, "train", 2): "silent", (1, "train.unmask", 2): "lost"}
+MASKED = {(0, "train", 2): "silent", (1, "train.sum_unmask", 2): "lost"}
 MASKED |= {
     (2, "train", 3): "silent",
-    (3, "train.unmask", 3): "silent",
-    (4, "train.unmask", 4): "lost",
+    (3, "train.sum_unmask", 3): "silent",
+    (4, "train.sum_unmask", 4): "lost",
 }
 PLAIN = [(0, 2), (1, 3), (2, 3), (3, 4), (4, 5)]  # who is absent from the same sums
 
