@@ -292,7 +292,7 @@ class Collector:
             _, aligner = live.beside
             self.texts += [*map(repr, (live, aligner, getattr(aligner, "_table", None)))]
             self.secrets |= set(secrets_of(aligner))
-            _, kept, _ = live.held or (None, {}, None)
+            _, kept = live.held or (None, {})
             rotated = [value for name, value in kept.items() if name.startswith("turn-")]
             self.embeddings |= {one.numpy().tobytes() for one in rotated if one.isfinite().all()}
         for record in context.state.config_records.values():

@@ -49,7 +49,7 @@ def ask(context: Context, number: int, clients: np.ndarray = NUMBERS, **more: An
 
 
 def kept(context: Context, name: str = "gnn.second.weight") -> torch.Tensor:
-    _, tensors, _ = state._LIVE[context.run_id, context.node_id].held
+    _, tensors = state._LIVE[context.run_id, context.node_id].held
     return tensors[name].clone()
 
 
