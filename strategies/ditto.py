@@ -88,7 +88,6 @@ class DittoMethod(ModuleMethod[DittoConfig]):
 
     name, schema = APP, DittoConfig
     client_class = DittoClient
-    heterophily = "Ditto trains a GCN, which smooths over edges; not tried on such graphs here"
     tables = ("personalised",)
 
     def module(self, config: DittoConfig, features: int, classes: int) -> Callable[[], nn.Module]:

@@ -16,20 +16,10 @@ The paper steps by SGD. Adam's moments stay with the client, unless ``strategy.o
 from dataclasses import dataclass
 
 from flower_graph.config.common import ModuleRunConfig, TrainingSection
-from flower_graph.config.rules import choice
-from flower_graph.config.schema import section, setting
+from flower_graph.config.schema import section
 from flower_graph.method.module_method import ModuleMethod
 
 APP = "fedavg"
-
-
-@dataclass
-class FedAvgSection(TrainingSection):
-    """Settings of the clients' training."""
-
-    name: str = setting(APP, choice(APP), help="what server and clients do")
-    local_epochs: int = 3
-    weight_decay: float = 0.0  # by validation: docs/compared.md
 
 
 @dataclass
@@ -37,14 +27,19 @@ class FedAvgConfig(ModuleRunConfig):
     """Everything that a run of FedAvg needs to be repeated."""
 
     app: str = APP
-    strategy: FedAvgSection = section(FedAvgSection)
+    strategy: TrainingSection = section(
+        # the decay by validation: docs/compared.md
+        TrainingSection,
+        name=APP,
+        local_epochs=3,
+        weight_decay=0.0,
+    )
 
 
 class FedAvgMethod(ModuleMethod[FedAvgConfig]):
     """FedAvg for the command line and the apps: both halves are the library's."""
 
     name, schema = APP, FedAvgConfig
-    heterophily = "FedAvg trains a GCN, which smooths over edges; not tried on such graphs here"
     tables = ("personalised", "links")
 
 

@@ -194,7 +194,6 @@ class FedGTAMethod(ModuleMethod[FedGTAConfig]):
 
     name, schema = APP, FedGTAConfig
     strategy_class, client_class = FedGTA, FedGTAClient
-    heterophily = "FedGTA trains a GCN, which smooths over edges; not tried on such graphs here"
     tables = ("personalised", "links")
 
 

@@ -107,7 +107,6 @@ class FedProtoMethod(ModuleMethod[FedProtoConfig]):
     """FedProto for the command line and the apps; its server is FedAvg's."""
 
     name, schema, client_class = APP, FedProtoConfig, FedProtoClient
-    heterophily = "FedProto trains a GCN, which smooths over edges; not tried on such graphs here"
     tables = ("personalised",)
 
     def module(self, config: FedProtoConfig, *widths: int) -> Callable[[], nn.Module]:

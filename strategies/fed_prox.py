@@ -59,7 +59,6 @@ class FedProxMethod(ModuleMethod[FedProxConfig]):
 
     name, schema = APP, FedProxConfig
     strategy_class = ProximalAveraging
-    heterophily = "FedProx trains a GCN, which smooths over edges; not tried on such graphs here"
     tables = ("personalised",)
 
 

@@ -120,21 +120,23 @@ class Masked(nn.Module):
     def forward(
         self, x: Tensor, edge_index: Tensor, *edge_weight: Tensor, **pairs: Tensor
     ) -> Tensor:
+        given = x, edge_index, *edge_weight
+        out: Tensor = functional_call(self.module, self.weights(), given, pairs)
+        return out
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the module's parameters with the masks multiplied in."""
         weights: dict[str, Tensor] = dict(self.module.named_parameters())
         for key, mask in self.masks.items():
-            small = mask.abs() < self.threshold
-            kept = mask if self.training else mask.masked_fill(small, 0)
+            kept = mask if self.training else mask.masked_fill(mask.abs() < self.threshold, 0)
             weights[key.replace("-", ".")] = weights[key.replace("-", ".")] * kept
-        out: Tensor = functional_call(self.module, weights, (x, edge_index, *edge_weight), pairs)
-        return out
+        return weights
 
     @torch.no_grad()
     def merged(self) -> nn.Module:
         """Return a plain module with the masks multiplied in."""
         result = deepcopy(self.module)
-        for key, mask in self.masks.items():
-            kept = mask.masked_fill(mask.abs() < self.threshold, 0)
-            result.get_parameter(key.replace("-", ".")).mul_(kept)
+        result.load_state_dict(self.weights(), strict=False)
         return result
 
     def size(self) -> Tensor:
@@ -190,7 +192,6 @@ class FedPUBMethod(ModuleMethod[FedPUBConfig]):
 
     name, schema = APP, FedPUBConfig
     strategy_class, client_class = FedPUB, FedPUBClient
-    heterophily = "FED-PUB trains a GCN, which smooths over edges; not tried on such graphs here"
     tables = ("personalised", "links")
 
     def module(self, config: FedPUBConfig, features: int, classes: int) -> Callable[[], nn.Module]:

@@ -11,20 +11,10 @@ All clients begin with the same first weights, drawn by the run's seed.
 from dataclasses import dataclass
 
 from flower_graph.config.common import ModuleRunConfig, TrainingSection
-from flower_graph.config.rules import choice
-from flower_graph.config.schema import section, setting
+from flower_graph.config.schema import section
 from flower_graph.method.module_method import ModuleMethod
 
 APP = "local"
-
-
-@dataclass
-class LocalSection(TrainingSection):
-    """Settings of the clients' training."""
-
-    name: str = setting(APP, choice(APP), help="what server and clients do")
-    local_epochs: int = 3
-    weight_decay: float = 5e-3  # by validation: docs/compared.md
 
 
 @dataclass
@@ -32,7 +22,13 @@ class LocalConfig(ModuleRunConfig):
     """Everything that a run of local training needs to be repeated."""
 
     app: str = APP
-    strategy: LocalSection = section(LocalSection)
+    strategy: TrainingSection = section(
+        # the decay by validation: docs/compared.md
+        TrainingSection,
+        name=APP,
+        local_epochs=3,
+        weight_decay=5e-3,
+    )
 
     def validate(self) -> None:
         super().validate()
@@ -43,7 +39,6 @@ class LocalMethod(ModuleMethod[LocalConfig]):
     """Local training for the command line and the apps."""
 
     name, schema = APP, LocalConfig
-    heterophily = "clients train a GCN, which smooths over edges; not tried on such graphs here"
     tables = ("personalised", "links")
     needs_variety = False  # clients are alone already
 

@@ -58,7 +58,7 @@ NO_FIT = re.compile("shapes cannot be multiplied|size mismatch")  # of PyTorch's
 PROXIMAL = "proximal-mu"  # the key of Flower's FedProx
 NO_EXAMPLE, NOT_FINITE = "no example to train on", "weights are not finite"
 LOGITS = "logits"
-ONE_BY_ONE = ("steps", "prepare", "arrays")  # hooks of a client alone
+ONE_BY_ONE = ("steps", "prepare")  # hooks of a client alone
 ALONE = "clients train client by client, not as one group: their module cannot be grouped"
 LOG = logging.getLogger(__name__)
 
@@ -73,17 +73,17 @@ class ModuleClient(NumPyClient):
 
     The clients train as one program, each parameter a stack ``[c, ...]`` over their block-diagonal
     graph (``flower_graph.engine.cohort``), if a step of two clients gives what each gives alone;
-    otherwise, or with another optimiser, ``steps``, ``prepare`` or ``arrays``, one by one. ``loss``
+    otherwise, or with another optimiser, ``steps`` or ``prepare``, one by one. ``loss``
     gets a graph of several clients then, and returns the sum over clients of each one's own
     (``graph.sum_of_means``); ``sent``, ``extras`` and ``exported`` get one client at a time.
 
     A subclass may override the call of a module (``logits``), its loss (``loss``), its optimiser
     and the graph of each step (``optimiser``, ``steps``), what comes before and after its steps
-    (``prepare``, ``finish``), the arrays
-    that are received and sent (``arrays``, ``sent``, ``extras``), a client's weight (``examples``),
-    and the module that is saved (``exported``). In a round ``received`` has the server's arrays, by
-    the names of ``arrays``. If its module takes sparse features, ``first_layers`` may name weights
-    of which clients keep the active rows alone; they then train as one program in any case.
+    (``prepare``, ``finish``), the arrays that are sent (``sent``, ``extras``), a client's weight
+    (``examples``), and the module that is saved (``exported``). In a round ``received`` has the
+    server's arrays, by the names of the module's entries. If its module takes sparse features,
+    ``first_layers`` may name weights of which clients keep the active rows alone; they then train
+    as one program in any case.
 
     Parameters
     ----------
@@ -175,14 +175,9 @@ class ModuleClient(NumPyClient):
         ]
         return torch.stack([(own - came).square().sum() for own, came in pairs]).sum()
 
-    def arrays(self, module: nn.Module) -> dict[str, Tensor]:
-        """Return the entries, by name, that the server's arrays replace."""
-        state = module.state_dict().items()
-        return {name: value for name, value in state if self.shared.is_sent(name)}
-
     def sent(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
-        """Return the arrays to send after training; by default those of ``arrays``."""
-        return self.arrays(module)
+        """Return the arrays to send after training; by default the entries that may leave."""
+        return self._shared_entries(module)
 
     def counted(self, name: str, weights: Mapping[int, int]) -> Mapping[int, int]:
         """Return the clients whose arrays of this name are added up, with their weights."""
@@ -222,7 +217,7 @@ class ModuleClient(NumPyClient):
         """Train the clients that are asked. Send their mean, without clients that diverged."""
         cohort, clients, left_out = self._trained(parameters, config)
         weight, sums = 0, dict[str, NDArray[Any]]()
-        if self._overrides("sent", "extras", "arrays"):
+        if self._overrides("sent", "extras"):
             for _, examples, sent in self._sent_by(cohort, clients, left_out):
                 weight += examples
                 for name, values in sent.items():
@@ -304,11 +299,8 @@ class ModuleClient(NumPyClient):
     @torch.no_grad()
     def snapshot(self) -> Snapshot:
         cohort, make = self._state.look(), self.shared.make
-        if self.first_layers:
-            with cohort.learners(self._clients) as (group,):
-                judged = self._judged(group).each()
-        else:
-            judged = [self._judged(one) for one in cohort]
+        with cohort.learners(self._clients) as learners:
+            judged = [part for one in learners for part in self._judged(one).each()]
         if len(self.first_layers) == 1:
             models = saved_rows(cohort, make)
         else:
@@ -332,17 +324,15 @@ class ModuleClient(NumPyClient):
     @torch.no_grad()
     def _take_over(self, cohort: Cohort, learner: Learner, begun: Mapping[int, Parameters]) -> None:
         """Begin with the server's arrays, which ``received`` then has."""
-        local, clients = self.arrays(learner.module), learner.graph.clients
+        local, clients = self._shared_entries(learner.module), learner.graph.clients
         came = [begun[client] for client in clients]
         if all(one is came[0] for one in came):
             came = came[:1]
         if len(local) != len(came[0]):
             raise ValueError(f"{len(came[0])} arrays came, but the module shares {len(local)}")
-        self.received, is_group = {}, learner.graph.layout is not None
+        self.received, wholes = {}, cohort.module.state_dict()
         for (name, value), *each in zip(local.items(), *came, strict=True):
-            wanted = tuple(value.shape[is_group:])
-            if is_group and name in self.first_layers:
-                wanted = tuple(cohort.module.get_parameter(name).shape)
+            wanted = tuple(wholes[name].shape)
             if any(values.shape != wanted for values in each):
                 expected = f"expected {wanted} as in the clients' module"
                 raise ValueError(f"{name} has shape {each[0].shape}, {expected}")
@@ -380,6 +370,11 @@ class ModuleClient(NumPyClient):
             stream.manual_seed(derive_seed(*words, client, server_round))
         with ClientDropout(graph.layout, streams), drawing_nothing():
             yield
+
+    def _shared_entries(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return the entries, by name, that the server's arrays replace."""
+        state = module.state_dict().items()
+        return {name: value for name, value in state if self.shared.is_sent(name)}
 
     def _overrides(self, *names: str) -> bool:
         return any(getattr(type(self), name) is not getattr(ModuleClient, name) for name in names)
@@ -441,9 +436,9 @@ class ModuleClient(NumPyClient):
             return False
         try:
             two = Cohort(module, trains, None, self.optimiser, is_grouped=True, keeps_moments=False)
-            group = two.group(two.clients).learner
+            group = two.group(two.clients)
             alone = [two.alone(graph.client) for graph in trains]
-            state = [self.arrays(one.module) for one in (group, *alone)]
+            state = [self._shared_entries(one.module) for one in (group, *alone)]
             received = [{n: v.detach().clone() for n, v in one.items()} for one in state]
             spread_(two.tensors.values())
             every = zip((group, *alone), received, strict=True)

@@ -509,6 +509,8 @@ class ModuleRunConfig(CutRunConfig):
         good = self.task != LINKS or method in DISJOINT  # no two clients may share an edge
         require(good, "partition.method", method, f"one of {', '.join(DISJOINT)} {of_task}")
         choice(*self.networks).check("model.name", self.model.name)
+        if type(self.strategy) is TrainingSection:  # a section of the method's own has names
+            choice(type(self)().strategy.name).check("strategy.name", self.strategy.name)
         if self.model.name != GCN and self.task == LINKS:
             good, words = self.links.decoder != MLP, f"{DOT} with model.name={self.model.name}"
             require(good, "links.decoder", self.links.decoder, words)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -31,7 +31,6 @@ from flower_graph.ops.dropout import kept_of
 from flower_graph.ops.graph import Adjacency, both_ways, entries, pointers, propagate
 from flower_graph.ops.grouped import group_sum, grouped_linear
 from flower_graph.ops.links import LinkSplit
-from flower_graph.wire.keys import MAX_CLASSES
 
 Tensors = dict[str, Tensor]
 ALIKE = 1e-3  # how far, relative to the largest, a gradient may differ between group and client
@@ -370,6 +369,9 @@ class Learner:
     module: nn.Module
     optimiser: Any  # of PyTorch or of this library
     graph: GraphOnDevice
+    # Of a group: its part of a cohort's stacks, and its places in each; none if it has all clients
+    stacks: Tensors = field(default_factory=dict)
+    places: Tensors = field(default_factory=dict)
 
 
 def dense(x: Tensor) -> Tensor:
@@ -395,16 +397,9 @@ def placed_on(graph: Any, device: torch.device, *, is_dense: bool = True) -> Gra
     )
 
 
-def check_classes(num_classes: int) -> None:
-    """Refuse more classes than a run can have, before weights are made for them."""
-    if not 1 <= num_classes <= MAX_CLASSES:
-        raise ValueError(f"num_classes is {num_classes}, must be from 1 to {MAX_CLASSES}")
-
-
 # Any: as for ``placed_on``
 def check_sizes(graph: Any, num_features: int, num_classes: int) -> None:
     """Refuse a client whose features or classes differ from the run's; name the client."""
-    check_classes(num_classes)
     if graph.x.shape[1] != num_features:
         given = f"{graph.x.shape[1]} features"
         raise ValueError(f"client {graph.client} has {given}, the run has {num_features}")
@@ -451,14 +446,6 @@ def joined(graphs: Sequence[GraphOnDevice], *, by_rows: bool = False) -> GraphOn
         targets=None if first.targets is None else torch.cat([graph.targets for graph in graphs]),  # type: ignore[misc]
         layout=layout,
     )
-
-
-class Group(NamedTuple):
-    """Some clients as one, and their part of a cohort's stacks."""
-
-    learner: Learner
-    stacks: Tensors
-    places: dict[str, Tensor]  # in each stack; empty: the group has all clients
 
 
 class Cohort:
@@ -515,7 +502,7 @@ class Cohort:
             self.tensors[name] = laid_out(one) if self._is_grouped else one
         self._places = {client: place for place, client in enumerate(self.graphs)}
         self._alone: dict[int, Learner] = {}
-        self._together: dict[tuple[int, ...], Group] = {}
+        self._together: dict[tuple[int, ...], Learner] = {}
 
     def _first(self) -> Tensors:
         """Return the stacks of clients that have not trained yet."""
@@ -656,16 +643,16 @@ class Cohort:
         with torch.no_grad():
             for name, at in group.places.items():
                 group.stacks[name].copy_(self.tensors[name][at])
-        yield [group.learner]
+        yield [group]
         self.write(group)
 
     @torch.no_grad()
-    def write(self, group: Group) -> None:
+    def write(self, group: Learner) -> None:
         """Put a group's changes into the stacks of all."""
         for name, at in group.places.items():
             self.tensors[name][at] = group.stacks[name]
 
-    def group(self, clients: Sequence[int]) -> Group:
+    def group(self, clients: Sequence[int]) -> Learner:
         """Return some clients as a group, which is kept until another one than all is wanted."""
         if (group := self._together.get(tuple(clients))) is None:
             is_all, graph = list(clients) == self.clients, self._joined
@@ -685,7 +672,7 @@ class Cohort:
                 parameters = dict(module.named_parameters())
                 adam.bounds = {parameters[name]: graph.layout.rows.ptr for name in self.by_rows}
             kept = {key: one for key, one in self._together.items() if len(key) == len(self.graphs)}
-            group = Group(Learner(module, adam, graph), stacks, index)
+            group = Learner(module, adam, graph, stacks, index)
             self._together = kept | {tuple(clients): group}
         return group
 

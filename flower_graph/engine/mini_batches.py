@@ -5,14 +5,14 @@ cohort. Step ``s`` of all clients is one tensor program; a client with fewer bat
 skips the last steps.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from flower_graph.ops.grouped import group_sum
+from flower_graph.engine.cohort import GraphOnDevice
 from flower_graph.rng import generator
 
 NO_BATCH = -1
@@ -25,32 +25,29 @@ class MiniBatch(NamedTuple):
     moves: Tensor | None = None  # [c] whether a client has such a batch
 
 
-class BatchOrder(NamedTuple):
-    """The size of batches, and the seeds of their order."""
-
-    size: int | None  # nodes of a client's batch; None: all at once
-    seed: int
-    server_round: int
-    purpose: str  # of the steps, which have an order of their own
-
-
 def epochs_of(
-    among: Tensor, ptr: list[int], clients: Sequence[int], order: BatchOrder, *, epochs: int
+    graph: GraphOnDevice,
+    among: Tensor,
+    size: int | None,
+    epochs: int,
+    seed: int,
+    purpose: str,
+    server_round: int,
 ) -> Iterator[list[MiniBatch]]:
     """Divide nodes into batches, anew in every epoch.
 
     Parameters
     ----------
+    graph : GraphOnDevice
+        The clients' graph.
     among : Tensor
         ``[n]`` bool, the nodes to divide.
-    ptr : list of int
-        ``c + 1`` bounds of the clients' nodes.
-    clients : sequence of int
-        The clients' numbers, ``c``.
-    order : BatchOrder
-        Size and seeds.
+    size : int or None
+        Nodes of a client's batch; None: all at once.
     epochs : int
         Number of epochs; each has every node once.
+    seed, purpose, server_round
+        What the order depends on, besides the client.
 
     Yields
     ------
@@ -58,27 +55,17 @@ def epochs_of(
         The steps of an epoch. A client without such nodes has one empty batch: it takes the first
         step as it does without batches.
     """
-    if order.size is None:
+    if size is None:
         yield from ([MiniBatch()] for _ in range(epochs))
         return
-    chances = [
-        generator(order.seed, "batches", order.purpose, client, order.server_round)
-        for client in clients
-    ]
-    counts = group_sum(among.long(), ptr)
-    steps = ((counts + order.size - 1) // order.size).clamp(min=1).cpu()
+    chances = [generator(seed, "batches", purpose, one, server_round) for one in graph.clients]
+    here = among.cpu()
+    nodes = [first + here[first:last].nonzero().flatten() for first, last in pairwise(graph.ptr)]
+    steps = torch.tensor([max(1, -(-own.numel() // size)) for own in nodes])
     for _ in range(epochs):
-        number = _numbers(among.cpu(), ptr, order.size, chances).to(among.device)
+        number = torch.full(among.shape, NO_BATCH)
+        for own, chance in zip(nodes, chances, strict=True):
+            drawn = torch.randperm(own.numel(), generator=chance)
+            number[own[drawn]] = torch.arange(own.numel()) // size
+        number = number.to(among.device)
         yield [MiniBatch(number == s, steps > s) for s in range(int(steps.max()))]
-
-
-def _numbers(
-    among: Tensor, ptr: list[int], size: int, chances: Sequence[torch.Generator]
-) -> Tensor:
-    """Draw the batch of each node within its client, ``[n]``."""
-    number = torch.full(among.shape, NO_BATCH)
-    for (first, last), chance in zip(pairwise(ptr), chances, strict=True):
-        own = first + among[first:last].nonzero().flatten()
-        drawn = torch.randperm(own.numel(), generator=chance)
-        number[own[drawn]] = torch.arange(own.numel()) // size
-    return number

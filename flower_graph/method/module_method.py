@@ -101,6 +101,7 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
     """
 
     needs_variety = True
+    heterophily = "clients train a GCN, which smooths over edges; not tried on such graphs here"
     strategy_class: type[ModuleFedAvg] = ModuleFedAvg
     client_class: type[ModuleClient] = ModuleClient
 

@@ -13,15 +13,6 @@ from torch.optim.adam import adam
 
 BETAS, EPS = (0.9, 0.999), 1e-8
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # PyTorch's names
-# What PyTorch's function is told in each step: its optimiser's defaults
-_DEFAULTS: dict[str, Any] = {
-    "max_exp_avg_sqs": [],
-    "amsgrad": False,
-    "beta1": BETAS[0],
-    "beta2": BETAS[1],
-    "eps": EPS,
-    "maximize": False,
-}
 
 
 class Rates(NamedTuple):
@@ -56,7 +47,7 @@ def adam_rows_(
     counts = counts[moves].to(weight.device).unbind()
     # Adam counts the step itself.
     steps = [(count - 1).float() for count in counts]
-    _adam(params, grads, exp_avgs, exp_avg_sqs, steps, rates, foreach=False, fused=True)
+    _adam(params, grads, exp_avgs, exp_avg_sqs, steps, rates, fused=True)
 
 
 def _adam(
@@ -66,7 +57,8 @@ def _adam(
     exp_avg_sqs: list[Tensor],
     steps: list[Tensor],
     rates: Rates,
-    **how: Any,  # of PyTorch's function
+    *,
+    fused: bool = False,
 ) -> None:
     # PyTorch has the switch from 2.7 on
     decoupled: dict[str, Any] = {"decoupled_weight_decay": True} if rates.decoupled else {}
@@ -78,9 +70,15 @@ def _adam(
         state_steps=steps,
         lr=rates.learning_rate,
         weight_decay=rates.weight_decay,
-        **_DEFAULTS,
+        max_exp_avg_sqs=[],
+        amsgrad=False,
+        beta1=BETAS[0],
+        beta2=BETAS[1],
+        eps=EPS,
+        maximize=False,
+        foreach=False if fused else None,  # both without a choice: PyTorch's own
+        fused=fused or None,
         **decoupled,
-        **how,
     )
 
 
@@ -150,7 +148,7 @@ class Adam:
         if int(counts[0]) and bool((counts == counts[0]).all()):  # usually: one call for all stacks
             steps = [(counts[0] - 1).float().to(one[0].device) for one in stacks]
             params, grads, exp_avgs, exp_avg_sqs, _ = map(list, zip(*stacks, strict=True))
-            _adam(params, grads, exp_avgs, exp_avg_sqs, steps, rates, foreach=False, fused=True)
+            _adam(params, grads, exp_avgs, exp_avg_sqs, steps, rates, fused=True)
         else:
             for (weight, grad, exp_avg, exp_avg_sq, taken), ptr in zip(stacks, bounds, strict=True):
                 adam_rows_(weight, exp_avg, exp_avg_sq, grad, taken, ptr, rates)

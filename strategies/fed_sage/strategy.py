@@ -42,7 +42,7 @@ from flower_graph.client.learner import SharedModule
 from flower_graph.client.module_client import ModuleClient
 from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import GraphOnDevice, Learner, dense
-from flower_graph.engine.mini_batches import BatchOrder, epochs_of
+from flower_graph.engine.mini_batches import epochs_of
 from flower_graph.errors import MalformedReplyError
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.grouped import one_thread
@@ -157,8 +157,8 @@ class SageClient(EgoModelClient):
     def steps(self, graph: GraphOnDevice, server_round: int) -> Iterator[GraphOnDevice]:
         """Yield a step for each batch of a client's training nodes."""
         train, how = graph.masks["train"], self._ego
-        order = BatchOrder(how.batch_size, how.seed, server_round, "local")
-        for epoch in epochs_of(train, graph.ptr, graph.clients, order, epochs=how.local_epochs):
+        sizes = how.batch_size, how.local_epochs, how.seed
+        for epoch in epochs_of(graph, train, *sizes, "local", server_round):
             for part in epoch:
                 nodes = train if part.nodes is None else train & part.nodes
                 yield graph._replace(masks=graph.masks | {"train": nodes})

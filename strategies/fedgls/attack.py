@@ -15,6 +15,8 @@ from flower_graph.data.graph import ClientGraph
 from flower_graph.strategies.fedgls.config import AVERAGING, FedGLSConfig
 from flower_graph.wire import keys
 
+NAMES = ("gnn-first", "gnn-rest")  # of its arrays
+
 
 class Models(NamedTuple):
     """A client's model of each round, as sent and as returned (the GNN, if there are two)."""
@@ -24,37 +26,32 @@ class Models(NamedTuple):
 
     @classmethod
     def of(cls, exchanges: Sequence[Exchange], node: int) -> Models:
+        every = (one for one in of_kind(exchanges, "train") if one.node == node)
         sent = [
-            (one.request, one.reply)
-            for one in of_kind(exchanges, "train")
-            if one.node == node and keys.ARRAYS in one.reply.array_records
+            [
+                [array_of(one, keys.ARRAYS, name) for one in (each.request, each.reply)]
+                for name in NAMES
+            ]
+            for each in every
+            if keys.ARRAYS in each.reply.array_records
         ]
         if not sent:
             raise ValueError(f"no model of node {node} was recorded; one round is needed")
-        names = ("gnn-first", "gnn-rest")
-        return cls(
-            *(
-                np.array([[array_of(one, keys.ARRAYS, name) for one in both] for both in sent])
-                for name in names
-            )
-        )
+        return cls(*map(np.array, zip(*sent, strict=True)))
 
 
 def attack(models: Sequence[Models], graphs: Sequence[ClientGraph], classes: int) -> list[Finding]:
     """Guess the properties of the clients' data."""
     # How far each feature's row of the first layer moved, over all rounds, [c, f]; and how far the
     # last layer's bias moved towards each class, [c, k]
-    moved = [np.linalg.norm(_steps(one.first), axis=2).sum(0) for one in models]
-    pulls = np.stack([_steps(one.rest)[:, -classes:].sum(0) for one in models])
+    steps = [[np.diff(part.astype(float), axis=1)[:, 0] for part in one] for one in models]
+    moved = [np.linalg.norm(first, axis=2).sum(0) for first, _ in steps]
+    pulls = np.stack([rest[:, -classes:].sum(0) for _, rest in steps])
     x = [graph.x.to_dense().numpy() for graph in graphs]
     labels = [graph.y.numpy() for graph in graphs]
     train = [graph.train_mask.numpy() for graph in graphs]
-    counts = np.stack(
-        [
-            np.bincount(y[mask & (y >= 0)], minlength=classes)
-            for y, mask in zip(labels, train, strict=True)
-        ]
-    )
+    known = [y[mask & (y >= 0)] for y, mask in zip(labels, train, strict=True)]
+    counts = np.stack([np.bincount(y, minlength=classes) for y in known])
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     scores = map(_confidence, models, x, labels)
     trained = [mask[y >= 0] for y, mask in zip(labels, train, strict=True)]
@@ -72,11 +69,6 @@ def attack(models: Sequence[Models], graphs: Sequence[ClientGraph], classes: int
             np.concatenate(trained),
         ),
     ]
-
-
-def _steps(models: Floats) -> NDArray[np.float64]:
-    """Return by how much a part of the model changed in each round."""
-    return np.diff(models.astype(float), axis=1)[:, 0]
 
 
 def _confidence(models: Models, x: Floats, y: NDArray[np.int64]) -> NDArray[np.float64]:

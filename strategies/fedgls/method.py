@@ -144,10 +144,8 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
             why = "clients have no common model; say whose to use (client=, --client)"
             raise OutputError(f"strategy.name={name}: {why}")
         if name == FEDPROTO:
-            none = torch.zeros((2, 0), dtype=torch.int64)
-            edges = none if graph.edge_index is None else graph.edge_index
-            with torch.no_grad():
-                return build_module(*run.saved(client))(graph.x, edges).softmax(1)  # type: ignore[no-any-return]
+            edges = torch.zeros(2, 0).long() if graph.edge_index is None else graph.edge_index
+            return super().predict(config, run, replace(graph, edge_index=edges), client)
         model = build_module(*run.saved(client)) if is_ones else build_module(run.all_saved()[0])
         assert isinstance(model, StructureModel)
         if not is_ones:

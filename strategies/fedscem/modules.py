@@ -23,10 +23,9 @@ from flower_graph.engine.cohort import (
     Judged,
     Learner,
     Tensors,
-    check_classes,
     placed_on,
 )
-from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
+from flower_graph.engine.mini_batches import MiniBatch, epochs_of
 from flower_graph.models import GCN
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.contrast import projected_nt_xent
@@ -86,7 +85,6 @@ class EgoGCN(nn.Module):
 @torch.no_grad()
 def first_model(settings: EgoSettings) -> EgoGCN:
     """Draw the model that every client starts from, as PyG's GCN and PyTorch's Linear do."""
-    check_classes(settings.num_classes)
     widths = settings.num_features, settings.hidden, settings.num_classes, settings.projection
     with seeded(torch.device("cpu"), settings.seed, "module"):
         model = EgoGCN(*widths)
@@ -183,9 +181,8 @@ class EgoGroup:
         return kept[1]
 
     def _epochs(self, purpose: str, among: Tensor, server_round: int) -> Iterator[list[MiniBatch]]:
-        how, graph = self.settings, self.graph
-        order = BatchOrder(how.batch_size, how.seed, server_round, purpose)
-        return epochs_of(among, graph.ptr, graph.clients, order, epochs=how.local_epochs)
+        sizes = self.settings.batch_size, self.settings.local_epochs, self.settings.seed
+        return epochs_of(self.graph, among, *sizes, purpose, server_round)
 
     def _classify(self, part: MiniBatch) -> Tensor:
         """Step on ``L_nc`` of a batch; return the logits of all nodes from before."""

@@ -60,7 +60,7 @@ def relay_server(device: Place) -> tuple[Step, Reply]:
 
 def egos(device: Place) -> tuple[Step, Reply]:
     cohort = EgoCohort(toy_egos(), EGO, device=device)
-    group = EgoGroup(cohort.group(cohort.clients).learner, EGO)
+    group = EgoGroup(cohort.group(cohort.clients), EGO)
     shared = Shared(*(part.to(device) for part in toy_shared(toy_egos())))
 
     def step() -> None:

@@ -1,18 +1,21 @@
 """Which nodes each step of an epoch is on."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
+from flower_graph.engine.mini_batches import MiniBatch, epochs_of
 
 # Three clients of five nodes, one and three; of the last nobody takes part.
-PTR, CLIENTS = [0, 5, 6, 9], [4, 7, 2]
+GRAPH: Any = SimpleNamespace(ptr=[0, 5, 6, 9], clients=[4, 7, 2])
 AMONG = torch.tensor([1, 1, 0, 1, 1, 1, 0, 0, 0], dtype=torch.bool)
-ORDER = BatchOrder(3, seed=1, server_round=2, purpose="local")
+ORDER: Any = {"size": 3, "seed": 1, "server_round": 2, "purpose": "local", "epochs": 1}
 
 
-def drawn(order: BatchOrder = ORDER, epochs: int = 1) -> list[list[MiniBatch]]:
-    return list(epochs_of(AMONG, PTR, CLIENTS, order, epochs=epochs))
+def drawn(**changes: object) -> list[list[MiniBatch]]:
+    return list(epochs_of(GRAPH, AMONG, **ORDER | changes))
 
 
 def numbers(epoch: list[MiniBatch]) -> Tensor:
@@ -31,7 +34,7 @@ def test_every_node_once_an_epoch_and_nobody_steps_in_surplus_batches() -> None:
 
 
 def test_without_a_size_a_step_is_on_all() -> None:
-    assert drawn(ORDER._replace(size=None), epochs=2) == [[MiniBatch()], [MiniBatch()]]
+    assert drawn(size=None, epochs=2) == [[MiniBatch()], [MiniBatch()]]
 
 
 def test_an_order_is_the_clients_own_and_new_in_each_epoch_round_and_purpose() -> None:
@@ -39,12 +42,13 @@ def test_an_order_is_the_clients_own_and_new_in_each_epoch_round_and_purpose() -
 
     def order(client: int = 4, epoch: int = 0, **changes: object) -> list[int]:
         """Return the nodes of the client's first batch of twenty, beside another client's."""
-        how = ORDER._replace(size=20, **changes)
-        both = torch.cat([many, many])
-        epochs = list(epochs_of(both, [0, 40, 80], [9, client], how, epochs=2))
+        graph: Any = SimpleNamespace(ptr=[0, 40, 80], clients=[9, client])
+        both, how = torch.cat([many, many]), ORDER | {"size": 20, "epochs": 2} | changes
+        epochs = list(epochs_of(graph, both, **how))
         return epochs[epoch][0].nodes[40:].nonzero().flatten().tolist()  # type: ignore[index]
 
-    alone = next(epochs_of(many, [0, 40], [4], ORDER._replace(size=20), epochs=1))
+    own: Any = SimpleNamespace(ptr=[0, 40], clients=[4])
+    alone = next(epochs_of(own, many, **ORDER | {"size": 20}))
     assert order() == alone[0].nodes.nonzero().flatten().tolist()  # type: ignore[union-attr]
     others = [order(client=5), order(epoch=1), order(seed=2), order(server_round=3)]
     others += [order(purpose="fusion"), order()]

@@ -51,7 +51,7 @@ def by_client(cohort: EgoCohort) -> dict[int, Tensor]:
 
 def group_of(egos: Sequence[ClientGraph], settings: EgoSettings = SETTINGS) -> EgoGroup:
     cohort = EgoCohort(egos, settings)
-    return EgoGroup(cohort.group(cohort.clients).learner, settings)
+    return EgoGroup(cohort.group(cohort.clients), settings)
 
 
 def test_all_clients_start_alike_as_pyg_does() -> None:

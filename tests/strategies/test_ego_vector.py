@@ -37,7 +37,7 @@ def network(client: int, count: int) -> ClientGraph:
 
 def cohort_of(held: dict[int, list[int]]) -> tuple[EgoCohort, EgoGroup]:
     cohort = EgoCohort([network(client, len(slots)) for client, slots in held.items()], SETTINGS)
-    return cohort, EgoGroup(cohort.group(cohort.clients).learner, SETTINGS)
+    return cohort, EgoGroup(cohort.group(cohort.clients), SETTINGS)
 
 
 def table_of(held: dict[int, list[int]], num_slots: int, *, has_pads: bool) -> SlotTable:
