@@ -151,13 +151,13 @@ class StructureModel(nn.ParameterDict):
         ``edge_index`` ``[2, e]`` has both directions of each edge; without it, the model makes a
         graph of the features.
         """
-        if edge_index is None and self.kind == TRUE:
-            raise ValueError("edge_index: this client's network needs edges")
         with torch.no_grad():
             return self.on(x, edge_index).logits()
 
     def on(self, x: Tensor, edge_index: Tensor | None) -> StructureModel:
         """Return the model of a group of one client that has this graph."""
+        if edge_index is None and self.kind == TRUE:
+            raise DataError("the graph has no edges, which the client's model needs")
         graph = ClientGraph.bare(-1, x, torch.full((len(x),), -1), edge_index)
         placed = placed_on(used_graph(graph, self.kind), torch.device("cpu"), is_dense=False)
         batch = joined([placed], by_rows=True)
@@ -372,8 +372,6 @@ def predict(model: StructureModel, graph: NewGraph, steps: int = 0) -> Tensor:
     """
     x, edges = graph.x, graph.edge_index
     edges = edges if edges is not None and edges.numel() else None
-    if edges is None and model.kind == TRUE:
-        raise DataError("the graph has no edges, which the client's model needs")
     if edges is None and model.kind in (LEARNED, KNN) and len(x) <= model.how.neighbours:
         more = f"must have more than graph.neighbours={model.how.neighbours}"
         raise DataError(f"the graph has {len(x)} nodes, {more}")

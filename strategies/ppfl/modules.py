@@ -207,8 +207,8 @@ class GATCohort(Cohort):
         """Train clients for a round; return the cross-entropy before the last step of each."""
         with self.learners([*asked]) as (group,):
             graph, (module, batch) = group.graph, self._ready(group)
-            streams = [torch.Generator(graph.y.device) for _ in asked]
-            for client, stream in zip(asked, streams, strict=True):
+            streams = [torch.Generator(graph.y.device) for _ in asked if self.settings.dropout]
+            for client, stream in zip(asked, streams, strict=False):
                 stream.manual_seed(derive_seed(self._seed, "gat-dropout", client, server_round))
             batch = batch._replace(rate=self.settings.dropout, streams=streams)
             train = graph.masks["train"].nonzero()[:, 0]

@@ -238,14 +238,6 @@ def test_the_socket_of_a_worker_that_was_killed_is_replaced(place: Path) -> None
     until(lambda: is_gone(process))
     assert len(list(place.glob("run-*/*"))) == 1
     assert ask(context)["count"] == 2
-    # One whose SuperNode is gone, too, is removed by the next worker of any run.
-    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
-        dead.wait()
-    (place / "run-1").mkdir()
-    (place / "run-1" / f"resident-5-{dead.pid}").touch()
-    ask(context, "train.finish")
-    ask(context_of())
-    assert [path.parent.name for path in place.glob("run-*/*")] == [f"run-{RUN}"]
 
 
 def test_another_users_process_is_not_spoken_to(

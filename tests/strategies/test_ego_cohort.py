@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from flower_graph.data.description import NewGraph
 from flower_graph.data.graph import ClientGraph
-from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
+from flower_graph.engine.mini_batches import MiniBatch, epochs_of
 from flower_graph.outputs.files import Snapshot, read_models
 from flower_graph.strategies.fedscem import EgoNetworkClient
 from flower_graph.strategies.fedscem.config import EgoSettings
@@ -160,9 +162,9 @@ BATCHES = replace(SETTINGS, batch_size=3)
 
 def batches(client: Client, among: Tensor, number: int, purpose: str) -> list[MiniBatch]:
     """Give one client's batches of its one epoch a round."""
-    order = BatchOrder(BATCHES.batch_size, BATCHES.seed, number, purpose)
-    ptr, clients = [0, among.numel()], [client.ego.client]
-    return next(epochs_of(among, ptr, clients, order, epochs=1))
+    graph: Any = SimpleNamespace(ptr=[0, among.numel()], clients=[client.ego.client])
+    sizes = BATCHES.batch_size, 1, BATCHES.seed
+    return next(epochs_of(graph, among, *sizes, purpose, number))
 
 
 def test_equals_plain_pyg_clients_batch_by_batch() -> None:

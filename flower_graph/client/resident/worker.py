@@ -43,7 +43,7 @@ from flower_graph.flower_compat import (
     recorddict_to_proto,
 )
 from flower_graph.storage.files import default_folder, own_folder
-from flower_graph.storage.writing import is_alive, locked, path_of, remove, remove_empty
+from flower_graph.storage.writing import locked, path_of, remove, remove_empty
 from flower_graph.wire.client_errors import ClientError, boundary
 from flower_graph.wire.keys import CONFIG
 
@@ -212,13 +212,6 @@ class Worker:
             self.leave()
 
         threading.Thread(target=leave_when_alone, daemon=True).start()
-        for path in self._socket.parent.parent.glob("run-*/resident-*"):
-            owner = path.name.rpartition("-")[2]
-            if owner.isdigit() and not is_alive(int(owner)):
-                with locked(path.parent) as handle:
-                    if handle is not None:
-                        remove(path)
-                        remove_empty(path.parent)
         self._listener.settimeout(self._idle)
         is_over = False
         while not is_over:
