@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from flower_graph.client.state import CohortState, Tensors, forms_of
@@ -38,7 +37,7 @@ from flower_graph.strategies.ppfl.messages import (
     PublicRequest,
     SumOrder,
 )
-from flower_graph.strategies.ppfl.modules import Asked
+from flower_graph.strategies.ppfl.modules import Asked, GATCohort
 from flower_graph.wire.arrays import Answer, Config, Parameters
 from flower_graph.wire.counts import added, counts_size
 from flower_graph.wire.fields import Resume
@@ -65,21 +64,6 @@ class EmbeddingModel(Protocol):
 
     def embed(self) -> FloatArray:
         """Return the embeddings of all nodes of the client, ``[n, d]``."""
-
-
-class EmbeddingModels(Protocol):
-    """The embedding models of a SuperNode's clients."""
-
-    tensors: Tensors  # what lasts between rounds; training changes it in place
-
-    def train(self, asked: Asked, server_round: int) -> dict[int, float]:
-        """Train some clients for one round; return the loss of each."""
-
-    def outputs(self, clients: Sequence[int]) -> Mapping[int, tuple[FloatArray, Tensor | None]]:
-        """Return embeddings ``[n, d]`` of all nodes of some clients, and any logits ``[n, k]``."""
-
-    def saved(self) -> list[SavedModels]:
-        """Return the modules to save after the run, if the models are any."""
 
 
 @dataclass(frozen=True)
@@ -115,19 +99,13 @@ class EmbeddingClient:
     judge: Judge | None = None
 
     def __post_init__(self) -> None:
-        n, are_distinct = (
-            self.nodes.size,
-            all(
-                values.ndim == 1 and 0 < values.size == np.unique(values).size
-                for values in (self.nodes, self.rows)
-            ),
-        )
-        if not are_distinct or self.dimension < 1 or not np.isin(self.rows, np.arange(n)).all():
-            raise ValueError(
-                f"client {self.number}: {n} nodes, rows {brief(self.rows.tolist())}, dimension "
-                f"{self.dimension}; allowed are different nodes, different rows from 0 to {n - 1}, "
-                "dimension 1 or more"
-            )
+        n, is_fit = self.nodes.size, self.dimension >= 1
+        for values in (self.nodes, self.rows):
+            is_fit &= values.ndim == 1 and 0 < values.size == np.unique(values).size
+        if not is_fit or not np.isin(self.rows, np.arange(n)).all():
+            given = f"{n} nodes, rows {brief(self.rows.tolist())}, dimension {self.dimension}"
+            allowed = f"different nodes, different rows from 0 to {n - 1}, dimension 1 or more"
+            raise ValueError(f"client {self.number}: {given}; allowed are {allowed}")
 
     @property
     def public(self) -> IntArray:
@@ -182,10 +160,13 @@ class SingleModels:
         }
 
 
+Models = SingleModels | GATCohort
+
+
 class Held(NamedTuple):
     """What a SuperNode keeps from message to message."""
 
-    models: EmbeddingModels
+    models: Models
     turns: Tensors  # ``W_i`` of each client in the secure form, by key; NaN before there is one
 
 
@@ -199,8 +180,8 @@ class PublicNodeClient(NumPyClient):
     members : sequence of EmbeddingClient
         The clients.
     models : callable, optional
-        Makes their models of what lasted, or of ``None`` before the first round. By default each
-        client makes its own, and they train one by one.
+        Makes a ``GATCohort`` of what lasted, or of ``None`` before the first round. By default each
+        client makes its own model, and they train one by one.
     checkpoint_dir : Path, optional
         Where to save the models when the server asks for a checkpoint.
     outputs : ClientOutputs, optional
@@ -214,7 +195,7 @@ class PublicNodeClient(NumPyClient):
         context: Context,
         members: Sequence[EmbeddingClient],
         *,
-        models: Callable[[Tensors | None], EmbeddingModels] | None = None,
+        models: Callable[[Tensors | None], Models] | None = None,
         checkpoint_dir: Path | None = None,
         outputs: ClientOutputs | None = None,
     ) -> None:

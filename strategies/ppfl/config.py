@@ -42,9 +42,10 @@ class PartitionConfig(OverlapSection):
     seed: int | None = setting(None, SEED, help="of nodes, roles and noise; null: the run's")
     ratios: list[float] = setting(
         [0.6, 0.2, 0.2],
-        Rule("three shares", lambda ratios: len(ratios) == 3 and min(ratios) >= 0),
-        Rule("shares that add up to at most 1", lambda ratios: 0 < sum(ratios) <= 1 + 1e-9),
-        Rule("shares with test nodes: the last above 0", lambda ratios: ratios[2] > 0),
+        Rule(
+            "three shares that add up to at most 1, the last above 0",
+            lambda given: len(given) == 3 and min(given) >= 0 < given[2] and sum(given) <= 1 + 1e-9,
+        ),
     )
     """shares of train, val and test; a node has one role at all clients. The first may be 0 for
     `deepwalk`, the second for both"""
