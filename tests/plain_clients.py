@@ -4,7 +4,6 @@ Nothing of the library is used: what it would do for a client is written out.
 """
 
 import hashlib
-import json
 from typing import Any
 
 import numpy as np
@@ -74,6 +73,10 @@ def relay_app(x: np.ndarray, users_of: dict[int, list[int]], rate: float) -> Cli
 # FedSCem in the clear: embeddings that never change ----------------------------------------------
 
 
+def token(node: int) -> bytes:
+    return hashlib.sha256(b"i:%d" % node).digest()[:12]
+
+
 def ego_app(nodes_of: dict[int, list[int]], embedding: np.ndarray) -> ClientApp:
     """Clients with some nodes each; all embed node ``v`` as ``embedding[v]`` plus their number."""
     app = ClientApp()
@@ -89,22 +92,27 @@ def ego_app(nodes_of: dict[int, list[int]], embedding: np.ndarray) -> ClientApp:
 
     @app.train("align")
     def align(message: Message, context: Context) -> Message:
-        names = json.dumps([[str(node) for node in nodes_of[here(context)]]])
-        said = {"align-clients": integers([here(context)]), "align-identities": names}
+        tokens = [token(node) for node in nodes_of[here(context)]]
+        said = {
+            "align-clients": integers([here(context)]),
+            "align-sizes": integers([len(tokens)]),
+            "align-tokens": b"".join(tokens),
+        }
         return reply(message, metrics={"num-examples": 1}, config=said)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         config, width = message.content["config"], embedding.shape[1]
-        if "align-slots" in config:  # slots are new
-            slots = {"slots": config["align-slots"], "count": config["align-counts"]}
-            context.state["slots"] = ConfigRecord(slots)
-        kept = context.state["slots"]
-        count = 0 if config["is-last"] else kept["count"]
+        if "align-tokens" in config:  # slots are new
+            context.state["slots"] = ConfigRecord({"order": config["align-tokens"]})
+        order = context.state["slots"]["order"]
+        order = [order[at : at + 12] for at in range(0, len(order), 12)]
+        count = 0 if config["is-last"] else len(order)
         sums, held = np.zeros((count, width)), np.zeros(count)
         if not config["is-last"]:
-            for node, slot in zip(nodes_of[here(context)], read(kept["slots"]), strict=True):
-                if slot >= 0:
+            for node in nodes_of[here(context)]:
+                if token(node) in order:
+                    slot = order.index(token(node))
                     sums[slot], held[slot] = embedding[node] + here(context), 1
         # train, has-train, val, has-val, test, has-test, cross-entropy, contrast, has-contrast,
         # and whether the means of the round before could not be read

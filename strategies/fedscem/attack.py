@@ -18,7 +18,7 @@ from flower_graph.audit.attacks import (
 from flower_graph.audit.deviating import Deviation, of_alignment, of_sums
 from flower_graph.audit.scores import Finding, ranking
 from flower_graph.secure.align.blinded import BLIND, BlindReply, canonical, hash_to_group
-from flower_graph.secure.align.plaintext import IDENTITIES, PlainReply
+from flower_graph.secure.align.plaintext import IDENTITIES, PlainReply, plain_token
 from flower_graph.strategies.fedscem.config import FEDSCEM, FedSCemConfig
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import unpack_integers
@@ -88,12 +88,12 @@ def alignment(
             named.setdefault(int(blind.clients[0]), {row.tobytes() for row in blind.points})
         elif stage == IDENTITIES:
             plain, is_plain = PlainReply.read(one.reply), True
-            named.setdefault(int(plain.clients[0]), set(plain.identities[0]))
+            named.setdefault(int(plain.clients[0]), {row.tobytes() for row in plain.tokens})
     if len(named) < clients:
         raise ValueError(f"the alignment of {len(named)} of {clients} clients was recorded")
     texts, sent = canonical(candidates, "the server"), [named[client] for client in sorted(named)]
     if is_plain:
-        return [text.decode() for text in texts], sent
+        return [plain_token(text) for text in texts], sent
     # Without the blind, which only the client has, no candidate's point is among its points.
     requests = map(config_of, (one.request for one in exchanges))
     run = next(config["sum-run"] for config in requests if "sum-run" in config)

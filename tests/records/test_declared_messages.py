@@ -43,7 +43,7 @@ SIZES = {"p": 2, "c": 3, "k": 2, "f": 4, "h": 2, "w": 2, "n": 5, "m": 5, "q": 2,
 VALUES: dict[type, dict[str, Any]] = {
     UnmaskReply: {"kinds": np.array([0, 2], np.uint8), "n": 1},
     BlindReply: {"sizes": np.array([16, 16, 32]), "n": 64},
-    plaintext.PlainReply: {"identities": [["i:1"], ["s:é\n\0", "s:"], []]},
+    plaintext.PlainReply: {"sizes": np.array([2, 0, 3])},
     sage.PeerGradients: {"a": 2},
     sage.Generators: {"rows": np.array([0, 2, 3]), "missing": np.array([1, 5, 2, 2, 1])},
     relay.EnrolmentReply: {"users": np.array([4, 0, 2]), "weight_shape": [3, 2]},

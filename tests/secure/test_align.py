@@ -39,10 +39,6 @@ def test_any_sets_dealt_in_any_way(form: str, data: dict[int, Any], nodes: int) 
     alignment = Alignment(data, dealt, form=form)
     alignment.align()
     assert alignment.agree(clients) and alignment.server.blamed == []
-    order = [
-        i for i, slot in sorted(alignment.slots().items(), key=lambda one: one[1]) if slot >= 0
-    ]
-    assert form == "psi" or order == sorted(order)  # identities as they are, not their hashes
 
 
 def test_with_more_least_holders_what_two_hold_has_no_slot() -> None:
@@ -91,9 +87,9 @@ def test_a_host_refuses_what_it_cannot_answer(form: str) -> None:
         alignment.reply(1, request | {"align-clients": b"\7" + bytes(7)})
     alignment.server.take(1, alignment.reply(1, request))
     alignment.align()
-    state = alignment.hosts[1].to_bytes()
-    with pytest.raises(StateLostError, match=r"other identities|not hosted here"):
-        alignment.kind.from_bytes(state, *alignment.run, {0: [1, 2, 3]})
+    if form == "psi":
+        with pytest.raises(StateLostError, match="other identities"):
+            AlignmentClient.from_bytes(alignment.hosts[1].to_bytes(), RUN, {0: [1, 2, 3]})
     with pytest.raises(ValueError, match=r"client 4.*0"):
         alignment.kind(*alignment.run, {1: [1], 4: [2, 2]})
 

@@ -101,14 +101,20 @@ class SlotTable:
         return self._made[kind][1]
 
 
+def find_slots(order: Bytes2D, tokens: Mapping[int, Bytes2D]) -> dict[int, NDArray[np.int64]]:
+    """Look up the slots of clients' identities by their tokens; -1 for those without a slot."""
+    # order [s, 12], tokens [n_c, 12]
+    slot_of = {token: slot for slot, token in enumerate(pieces(order))}
+    return {
+        client: np.array([slot_of.get(token, -1) for token in pieces(rows)], np.int64)
+        for client, rows in tokens.items()
+    }
+
+
 def slot_table(order: Bytes2D, names: Mapping[int, Bytes2D], group_key: bytes) -> SlotTable:
     """Look up the slots of a SuperNode's clients by the names of their identities."""
     # order [s, 12], names [n_c, 44]: tokens and keys
-    slot_of = {token: slot for slot, token in enumerate(pieces(order))}
-    by_client = {
-        client: np.array([slot_of.get(token, -1) for token in pieces(rows[:, :TOKEN])], np.int64)
-        for client, rows in names.items()
-    }
+    by_client = find_slots(order, {client: rows[:, :TOKEN] for client, rows in names.items()})
     if not by_client:
         return open_table(len(order), {}, group_key)
     held, first = np.unique(np.concatenate(list(by_client.values())), return_index=True)
