@@ -176,7 +176,7 @@ def public_app(ids: dict[int, list[int]], vectors: dict[int, np.ndarray]) -> Cli
             "clients": [client],
             "rows": [len(ids[client])],
             "nodes": integers(ids[client]),
-            "dimensions": [vectors[client].shape[1]],
+            "dimension": vectors[client].shape[1],
         }
         return reply(message, config=said)
 

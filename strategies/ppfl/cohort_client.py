@@ -199,9 +199,10 @@ class PublicNodeClient(NumPyClient):
         checkpoint_dir: Path | None = None,
         outputs: ClientOutputs | None = None,
     ) -> None:
-        numbers = [member.number for member in members]
-        if not numbers or len(set(numbers)) != len(numbers):
-            raise ValueError(f"members: client numbers {brief(numbers)}: one or more must differ")
+        numbers, dimensions = [one.number for one in members], {one.dimension for one in members}
+        if len(dimensions) != 1 or len(set(numbers)) != len(numbers):
+            given = f"client numbers {brief(numbers)}, dimensions {brief(sorted(dimensions))}"
+            raise ValueError(f"members: {given}; allowed are different numbers, one dimension")
         self.members = dict(zip(numbers, members, strict=True))
         self.public = {number: member.public for number, member in self.members.items()}
         self.outputs = outputs or ClientOutputs(context)
@@ -216,9 +217,8 @@ class PublicNodeClient(NumPyClient):
         return self.enrolment().to_config()
 
     def enrolment(self) -> EmbeddingEnrolment:
-        dimensions = [member.dimension for member in self.members.values()]
-        handled = self._state.processed()
-        return EmbeddingEnrolment(list(self.public), [*self.public.values()], dimensions, handled)
+        dimension, handled = next(iter(self.members.values())).dimension, self._state.processed()
+        return EmbeddingEnrolment(list(self.public), [*self.public.values()], dimension, handled)
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         request = PublicRequest.from_numpy(parameters, config, public=self.public)

@@ -90,7 +90,7 @@ class EmbeddingEnrolment(Message, up="query"):
     # at most 4096
     clients: Annotated[list[int], Numbers(keys.CLIENTS, whole=True, most=MOST_CLIENTS)]
     nodes: Annotated[list[IntArray], held_nodes()]  # of each client [p]
-    dimensions: Annotated[list[int], Numbers(whole=True)]  # numbers of an embedding; all the same
+    dimension: Annotated[int, Whole(least=1, most=MAX_DIMENSION)]  # numbers of an embedding
     handled: Handled = None
     # of clients and ids (Ed25519)
     signature: Annotated[Bytes | None, Block("claim-signature", shape="64")] = None
@@ -103,10 +103,9 @@ class EmbeddingEnrolment(Message, up="query"):
         if not self.clients or len(self.held) != len(self.clients) or min(self.clients) < 0:
             why = "not different numbers >= 0"
             raise MalformedReplyError(f"{keys.CLIENTS}: {brief(self.clients)}: {why}")
-        for client, ids, dimension in zip(self.clients, self.nodes, self.dimensions, strict=True):
-            if not 1 <= dimension <= MAX_DIMENSION or not 1 <= np.unique(ids).size == ids.size:
-                given = f"{ids.size} nodes, embeddings of {dimension} numbers"
-                raise MalformedReplyError(f"client {client}: {given}; nodes must differ")
+        for client, ids in self.held.items():
+            if not 1 <= np.unique(ids).size == ids.size:
+                raise MalformedReplyError(f"client {client}: {ids.size} nodes, not all different")
 
 
 @dataclass(frozen=True)

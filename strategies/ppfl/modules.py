@@ -29,6 +29,7 @@ from flower_graph.engine.cohort import (
     check_sizes,
     placed_on,
 )
+from flower_graph.errors import DataError
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.attention import AttentionGraph, attend, attention_graph
 from flower_graph.ops.dropout import kept_of, turn_of, with_dropout
@@ -185,14 +186,13 @@ class GATCohort(Cohort):
             check_sizes(graph, features, classes)
             known = graph.train_mask & (graph.labels >= 0)
             if not known.any():
-                raise ValueError(f"client {graph.client}: no training node has a label")
+                raise DataError(f"client {graph.client}: no training node has a label")
             learnt = replace(graph, y=graph.labels, train_mask=known)
             placed.append(placed_on(learnt, device, is_dense=False))
         widths, gat = (features, config.model.dimension, classes), config.gat
         self.make = partial(GAT, *widths, heads=gat.heads, dropout=gat.dropout)
-        module, is_new = self.make().eval(), tensors is None
         super().__init__(
-            module,
+            self.make().eval(),
             placed,
             tensors,
             lambda made: Adam(
@@ -200,7 +200,7 @@ class GATCohort(Cohort):
             ),
             by_rows=(FIRST,),
         )
-        if is_new:
+        if tensors is None:
             self._draw()
 
     def train(self, asked: Asked, server_round: int) -> dict[int, float]:

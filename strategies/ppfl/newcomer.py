@@ -196,12 +196,9 @@ def join_graph(run: FinishedRun, graph: NewGraph, client: int | None = None) -> 
     nodes, named = (
         (numbers.numpy(), placed.number) if words is None else (np.array(words), placed.node)
     )
-    edges = graph.needed_edges()
-    if config.model.name == GAT and not graph.trains.any():
-        raise DataError("y, train_mask: no node has a label, from which a GAT learns")
-    public = torch.from_numpy(np.isin(nodes, named))
-    new = ClientGraph.bare(int(every.client.max()) + 1, graph.x, graph.y, edges, numbers)
-    new = replace(new, train_mask=graph.trains, public=public)
+    number, edges = int(every.client.max()) + 1, graph.needed_edges()
+    new = ClientGraph.bare(number, graph.x, graph.y, edges, numbers)
+    new = replace(new, train_mask=graph.trains)
     check_clients([new])
     whole = PublicSpace(named[placed.public], placed.embeddings[placed.public])
     space, out = whole.split(nodes, HELD_BACK, config.seed)
@@ -209,10 +206,8 @@ def join_graph(run: FinishedRun, graph: NewGraph, client: int | None = None) -> 
     learn_beside(model, nodes, space, range(1, config.rounds + 1))
     joined = join_space(model.embed(), nodes, space, out)
     near = ", ".join(f"P@{k} {share:.3f}" for k, share in joined.precision.items())
-    LOG.info(
-        "beside client %d by %d public nodes; of %d others: %s",
-        *(client, joined.common, out.nodes.size, near or "nothing measured"),
-    )
+    aligned = client, joined.common, out.nodes.size, near or "nothing measured"
+    LOG.info("beside client %d by %d public nodes; of %d others: %s", *aligned)
     # Nodes that the client learnt from lie nearer to their classes than others do.
     fold = np.array(-1) if predictions.fold is None else predictions.fold
     found = predictions.rows((predictions.label >= 0) & (fold >= 0))

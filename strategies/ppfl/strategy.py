@@ -132,7 +132,9 @@ class PublicMembership(Membership):
     ) -> list[tuple[int, EmbeddingEnrolment]]:
         """Choose the commonest dimension of embeddings if none is known yet."""
         if not self.dimension:
-            counts = Counter(d for answer in answers.values() for d in answer.dimensions)
+            counts = Counter[int]()
+            for answer in answers.values():
+                counts[answer.dimension] += len(answer.clients)
             self.dimension = max(counts, key=lambda d: (counts[d], -d), default=0)
         return super().in_order(answers)
 
@@ -146,14 +148,12 @@ class PublicMembership(Membership):
             if not registry.verify(party, answer.signature.tobytes(), *parts):
                 return f"party {party}: {messages.UNSIGNED}"
             self.claims[party] = answer
-        for client, nodes, d in zip(answer.clients, answer.nodes, answer.dimensions, strict=True):
+        for client, nodes in answer.held.items():
             # Its embeddings and means are in the order of these nodes.
             if not np.array_equal(self.ids.get(client, nodes), nodes):
                 return f"client {client} has other public nodes than before: ids must stay the same"
-            if d != self.dimension:
-                others = f"the others of {self.dimension}; all must have the same"
-                return f"client {client} has embeddings of {d} numbers, {others}"
-        return ""
+        given = f"embeddings of {answer.dimension} numbers, the others have {self.dimension}"
+        return "" if answer.dimension == self.dimension else given
 
     def enrolled(self, node: int, answer: EmbeddingEnrolment) -> None:
         lost = sorted(self.begun.keys() & set(answer.clients)) if answer.handled == 0 else []

@@ -135,7 +135,7 @@ def test_who_is_there_has_a_limit() -> None:
 
     def claim(size: int) -> RecordDict:
         ids = np.arange(size // 8, dtype="<i8").tobytes()
-        entries: Any = {"clients": [0], "rows": [size // 8], "dimensions": [4], "nodes": ids}
+        entries: Any = {"clients": [0], "rows": [size // 8], "dimension": 4, "nodes": ids}
         return RecordDict({"config": ConfigRecord(entries)})
 
     assert "at most" in refused(claim(61 * MB), ENROLMENT)

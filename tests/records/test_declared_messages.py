@@ -341,7 +341,7 @@ def test_every_array_of_a_reply_is_checked(kind: Any, field: Any, change: Any, w
 # What single messages check besides: parts that depend on one another ----------------------------
 
 RUN, POINTS = bytes(range(16)), np.zeros((48, 32), np.uint8)
-HELLO = public.EmbeddingEnrolment([3, 1], [np.array([7, 5]), np.array([5])], [2, 2])
+HELLO = public.EmbeddingEnrolment([3, 1], [np.array([7, 5]), np.array([5])], 2)
 ENROLLED = {"users": pack_integers(np.array([0, 1])), "weight-shape": [3, 2]}
 PAIR, KINDS = np.array([7, 2**40]), np.array([0, 1, 2, 1, 0, 0], np.uint8)
 UNMASKED = UnmaskReply(RUN, 7, KINDS, np.zeros((3, 33), np.uint8))
@@ -356,13 +356,13 @@ def blocks(*sizes: int) -> dict[str, Any]:
 # A message's reader: good entries, what is known of it, and changes with the words of the refusal
 REFUSED: dict[Any, tuple[dict[str, Any], dict[str, Any], list[tuple[dict[str, Any], str]]]] = {
     public.EmbeddingEnrolment.from_config: (HELLO.to_config(), {}, [
-        ({keys.CLIENTS: [], keys.ROWS: [], "nodes": b"", "dimensions": []}, "clients"),
+        ({keys.CLIENTS: [], keys.ROWS: [], "nodes": b""}, "clients"),
         ({keys.CLIENTS: [3, 3]}, r"\[3, 3\]"),
         ({keys.CLIENTS: [3, -1]}, "numbers.*0"),
         ({keys.CLIENTS: [1]}, "rows.*1"),
         ({keys.ROWS: [3, 0], "nodes": pack_integers(np.array([7, 5, 4]))}, "client 1"),
         ({keys.ROWS: [2, 2]}, "nodes"),
-        ({"dimensions": [2, 0]}, "client 1.*0"),
+        ({"dimension": 0}, "dimension.*0"),
         ({"nodes": pack_integers(np.array([7, 7, 5]))}, "client 3"),
     ]),
     relay.EnrolmentReply.from_config: (ENROLLED, {"num_nodes": 5}, [

@@ -152,7 +152,7 @@ def claims(parties: list[TrustSettings]) -> Claims:
     members = membership(parties)
     for party, trust in enumerate(parties):
         signature = signed(trust, HELD[party])
-        answer = EmbeddingEnrolment([party], [*HELD[party].values()], [3], None, signature)
+        answer = EmbeddingEnrolment([party], [*HELD[party].values()], 3, None, signature)
         answers = {party: EmbeddingEnrolment.from_config(answer.to_config())}
         assert [members.refusal(one) for _, one in members.in_order(answers)] == [""]
     return Claims.from_config(Claims.of(members.claims.values()).to_config())
@@ -202,7 +202,7 @@ def test_who_held_other_nodes_or_counts_on_fewer_takes_no_part(
 
 def test_the_server_takes_no_claim_that_is_not_signed(parties: list[TrustSettings]) -> None:
     members = membership(parties)
-    answer = EmbeddingEnrolment([0], [np.array([10])], [3])
+    answer = EmbeddingEnrolment([0], [np.array([10])], 3)
     assert "is not signed" in members.refusal(answer)
     other = signed(parties[1], {0: np.array([10])})
     assert "not signed with its key" in members.refusal(replace(answer, signature=other))
