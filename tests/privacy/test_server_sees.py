@@ -21,6 +21,7 @@ from flower_graph import MaskedEmbeddingAveraging
 from flower_graph.audit.attacks import RecordingGrid
 from flower_graph.data.graph import ClientGraph
 from flower_graph.secure.align.blinded import canonical, hash_to_group
+from flower_graph.secure.align.plaintext import plain_token
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.server import SumResult, SumRound
 from flower_graph.strategies.fedscem.client import VectorEncoding
@@ -111,7 +112,7 @@ def identities(record: Record) -> Iterator[tuple[bytes, ...]]:
     for number in {n for network in private_egos(0) for n in network.nodes.tolist()}:
         (text,) = canonical([number], "test")
         words = (number.to_bytes(8, order) for order in ("little", "big"))
-        yield str(number).encode(), hash_to_group(record.run_id, text), *words
+        yield plain_token(text), hash_to_group(record.run_id, text), *words
 
 
 def embeddings(record: Record) -> Iterator[tuple[bytes, ...]]:
