@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
-from torch.nn.functional import embedding_bag
+from torch.nn.functional import embedding_bag, pad
 
 # Numbers of a row from which on a CPU adds up an embedding's rows in half the time of MKL's sparse
 # product or less; the order of a row's sum is another.
 WIDE = 32
 
-NODES_AT_A_TIME = 1 << 20
 # Rows that have at most this part of a matrix's entries are multiplied by themselves, if the whole
 # product would take more than a millisecond or two
 FEW, SMALL = 8, 1 << 17
@@ -82,19 +81,9 @@ class SortedEdges(NamedTuple):
 
     def among(self, kept: Tensor) -> SortedEdges:
         """Return the edges whose two ends are kept, ``[n]`` bool."""
-        counts, others = [], []
-        for first in range(0, self.num_nodes, NODES_AT_A_TIME):  # few, so that little is in memory
-            ptr = self.ptr[first : first + NODES_AT_A_TIME + 1]
-            other = self.other[int(ptr[0]) : int(ptr[-1])]
-            both = kept[first : first + NODES_AT_A_TIME].repeat_interleave(ptr.diff())
-            both &= kept.index_select(0, other)
-            others.append(other[both])
-            ends = torch.cat(
-                [both.new_zeros(1, dtype=torch.int32), both.cumsum(0, dtype=torch.int32)]
-            )
-            counts.append(ends[(ptr - ptr[0]).long()].diff())
-        total = torch.cat(counts).cumsum(0, dtype=torch.int32)
-        return SortedEdges(torch.cat([total.new_zeros(1), total]), torch.cat(others))
+        both = kept.repeat_interleave(self.ptr.diff()) & kept.index_select(0, self.other)
+        before = pad(both.cumsum(0, dtype=torch.int32), (1, 0))
+        return SortedEdges(before.index_select(0, self.ptr), self.other[both])
 
 
 def sorted_edges(edge_index: Tensor, n: int) -> SortedEdges | None:
@@ -149,7 +138,7 @@ def adjacency(edge_index: Tensor, value: Tensor, n: int) -> Adjacency:
     """Build the matrix that sums messages from sources to targets, with its transpose."""
     # edge_index [2, e], value [e]
     source, target = edge_index
-    return Adjacency(csr(target, source, value, n), csr(source, target, value, n))
+    return both_ways(target, source, value, n, n)
 
 
 def entries(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

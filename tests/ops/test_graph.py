@@ -131,11 +131,7 @@ def test_a_product_reads_nothing_of_the_memory_it_fills(monkeypatch: pytest.Monk
     assert not propagate(Adjacency(nothing, nothing), x).any()
 
 
-@pytest.mark.parametrize("nodes_at_a_time", [1, 3, 1 << 20])
-def test_sorted_edges_give_the_same_matrices(
-    nodes_at_a_time: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(graph, "NODES_AT_A_TIME", nodes_at_a_time)
+def test_sorted_edges_give_the_same_matrices() -> None:
     draw = torch.Generator().manual_seed(1)
     n = 10  # node 9 has no edge
     edges = to_undirected(torch.randint(9, (2, 25), generator=draw), n)
