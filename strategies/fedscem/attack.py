@@ -28,34 +28,6 @@ Identities = Sequence[int | str]
 FORMS = (("psi", "masked"), ("psi", "plain"), ("plain", "masked"))
 
 
-def attack(exchanges: Sequence[Exchange], held: Sequence[Identities], hidden: int) -> list[Finding]:
-    """Guess which client holds which node, from the alignment and the last round's vectors."""
-    sets = [set(mine) for mine in held]
-    candidates = sorted(set().union(*sets), key=str)
-    truth = np.array([[node in mine for node in candidates] for mine in sets])
-    known, sent = alignment(exchanges, candidates, len(sets))
-    members = np.array([[one in mine for one in known] for mine in sent], float)
-    pairs = np.triu_indices(len(sets), 1)
-    linked = (truth.astype(int) @ truth.T.astype(int))[pairs] > 0
-    # Of two clients that have not as many nodes
-    sizes = np.array([[len(mine) for mine in one] for one in (sent, sets)])
-    more, has_more = (one[pairs[0]] - one[pairs[1]] for one in sizes)
-    differ, common = has_more != 0, "which clients have nodes in common, from the"
-    return [
-        ranking("who holds which node, from the alignment", members, truth),
-        ranking(
-            "which of two clients has more nodes, from the alignment",
-            more[differ],
-            has_more[differ] > 0,
-        ),
-        ranking(f"{common} alignment", (members @ members.T)[pairs], linked),
-        *(
-            alike(f"{common} {what}", rows, linked)
-            for what, rows in vectors(exchanges, len(sets), hidden).items()
-        ),
-    ]
-
-
 def vectors(
     exchanges: Sequence[Exchange], clients: int, hidden: int
 ) -> dict[str, NDArray[np.float64]]:
@@ -133,5 +105,23 @@ class EgoAudit(Audit[FedSCemConfig]):
         return result
 
     def attack(self, config: FedSCemConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
-        held = [list(one.identities) for one in method.graphs(config)]
-        return attack(grid.exchanges, held, config.model.hidden)
+        """Guess which client holds which node, from the alignment and the last round's vectors."""
+        sets = [set(one.identities) for one in method.graphs(config)]
+        candidates = sorted(set().union(*sets), key=str)
+        truth = np.array([[node in mine for node in candidates] for mine in sets])
+        known, sent = alignment(grid.exchanges, candidates, len(sets))
+        members = np.array([[one in mine for one in known] for mine in sent], float)
+        pairs = np.triu_indices(len(sets), 1)
+        linked = (truth.astype(int) @ truth.T.astype(int))[pairs] > 0
+        # Of two clients that have not as many nodes
+        sizes = np.array([[len(mine) for mine in one] for one in (sent, sets)])
+        more, has_more = (one[pairs[0]] - one[pairs[1]] for one in sizes)
+        differ, common = has_more != 0, "which clients have nodes in common, from the"
+        from_sizes = "which of two clients has more nodes, from the alignment"
+        rows = vectors(grid.exchanges, len(sets), config.model.hidden)
+        return [
+            ranking("who holds which node, from the alignment", members, truth),
+            ranking(from_sizes, more[differ], has_more[differ] > 0),
+            ranking(f"{common} alignment", (members @ members.T)[pairs], linked),
+            *(alike(f"{common} {what}", found, linked) for what, found in rows.items()),
+        ]

@@ -55,14 +55,6 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("groups", [1, 5])
-def test_the_number_of_threads_is_as_before(groups: int):
-    weight, bias = torch.ones(groups, 2, 2, requires_grad=True), torch.zeros(groups, 2)
-    ptr = list(range(groups + 1))
-    grouped_linear(torch.ones(groups, 2), weight, bias, ptr).sum().backward()
-    assert torch.get_num_threads() == 2
-
-
 def test_small_pieces_have_one_thread_and_large_ones_keep_all():
     for small, threads in ((True, 1), (False, 2)):
         with one_thread(small):

@@ -146,15 +146,6 @@ def test_a_client_that_does_not_fit_is_left_out_alone(
     assert left_out[2] == "a measurement is outside the range of -8 to 8"
 
 
-def test_pads_hide_the_sum_and_change_with_the_round() -> None:
-    h = torch.ones(5, HIDDEN)
-    first = written(h)[0]
-    assert (written(h)[0] == first).all()
-    hidden = Layout(2, HIDDEN).counts.stop
-    for other in (written(h, sum_round=ROUND + 1), written(h, has_pads=False)):
-        assert not (other[0][:hidden] == first[:hidden]).any()
-
-
 def test_a_client_whose_weights_diverged_is_left_out() -> None:
     cohort, group = cohort_of(HELD)
     dict(group.module.named_parameters())["classifier.bias"].data[1, 0] = math.nan
