@@ -556,12 +556,6 @@ def test_lists_and_truths_are_features_and_names_of_igraph_count(tmp_path):
     found = read_file(saved(tmp_path / "g.json", graph))
     assert found["x"].tolist() == [[1, 2, 1], [3, 4, 0]]
     assert found["y"] == ["1", None] and found["names"] == ("An", "Be")
-    for node in graph:
-        del graph.nodes[node]["x"]
-    graph.nodes[1]["Label"] = 0
-    found = read_file(saved(tmp_path / "g.graphml", graph))
-    assert found["x"].tolist() == [[1], [0]]
-    assert found["y"] == ["1", "0"] and found["names"] == ("An", "Be")
 
 
 # Files that are refused, by file, place and key ---------------------------------------------------
@@ -679,25 +673,19 @@ def test_hidden_files_are_none_and_capital_endings_are(tmp_path):
     tables(folder / "b", people(), EDGES)
     (folder / "b" / "nodes.csv").rename(folder / "b" / "Nodes.CSV")
     nx.write_graphml(network(), folder / "c.GraphML")
-    torch.save(Data(x=torch.tensor(X), edge_index=torch.tensor([[0], [1]]), y=LABELS),
-               folder / "d.pt")  # fmt: skip
     for name in ("._a.json", ".DS_Store", "~$b.json", "__MACOSX", "Thumbs.db"):
         (folder / name).write_bytes(b"\0")
     where = [one.where for one in client_graphs(folder)]
-    assert where == [f"file {folder}/{name}" for name in ("a.JSON", "b", "c.GraphML", "d.pt")]
-    assert len(load_folder(folder, SPLIT, 0)) == 4
-    (folder / "e.csv").touch()
-    said(lambda: client_graphs(folder), "e.csv", "nodes.csv")
-
-
-def test_a_folder_with_other_names_is_refused_with_them(tmp_path):
-    folder = tmp_path / "clients"
-    saved(folder / "a.json", network())
-    tables(folder / "b", people(), EDGES)
-    (folder / "b" / "nodes.csv").rename(folder / "b" / "people.csv")
-    said(lambda: load_folder(folder, SPLIT, 0), "edges.csv, people.csv", "nodes.csv")
-    (folder / "a.json").rename(folder / "a.gml")
-    said(lambda: load_folder(folder, SPLIT, 0), "a.gml")
+    assert where == [f"file {folder}/{name}" for name in ("a.JSON", "b", "c.GraphML")]
+    assert len(load_folder(folder, SPLIT, 0)) == 3
+    # A folder with other names is refused with them
+    (folder / "b" / "Nodes.CSV").rename(folder / "b" / "people.csv")
+    said(lambda: client_graphs(folder), "edges.csv, people.csv", "nodes.csv")
+    (folder / "b" / "people.csv").rename(folder / "b" / "nodes.csv")
+    for name, words in (("e.csv", ("nodes.csv",)), ("e.gml", ("write_graphml",))):
+        (folder / name).touch()
+        said(lambda: client_graphs(folder), name, *words)
+        (folder / name).unlink()
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "people.txt").touch()
     said(lambda: load_folder(tmp_path / "none", SPLIT, 0), "people.txt")
@@ -880,14 +868,15 @@ FORM = DataForm(Treatment("as-is", 2), 2, ("3", "7"))
 
 def test_labels_get_the_runs_numbers(tmp_path):
     edges, x = torch.tensor([[0], [1]]), torch.ones(3, 2)
-    for form, y, numbers in (
-        (FORM, torch.tensor([7, -1, 3]), [1, -1, 0]),  # labels with gaps
-        (FORM._replace(classes=None), torch.tensor([1, -5, 0]), [1, -1, 0]),
-        (FORM._replace(classes=("cat", "dog")), ["dog", None, "cat"], [1, -1, 0]),
-        (FORM._replace(classes=("cat", "dog")), torch.tensor([1, -1, 0]), [1, -1, 0]),
+    for classes, y, numbers in (
+        (("3", "7"), torch.tensor([7, -1, 3]), [1, -1, 0]),  # labels with gaps
+        (None, torch.tensor([1, -5, 0]), [1, -1, 0]),
+        (("cat", "dog"), ["dog", None, "cat"], [1, -1, 0]),
+        (("cat", "dog"), torch.tensor([1, -1, 0]), [1, -1, 0]),
     ):
         torch.save({"x": x, "edge_index": edges, "y": y}, tmp_path / "new.pt")
-        assert read_new_graph(tmp_path / "new.pt", form).y.tolist() == numbers
+        new = read_new_graph(tmp_path / "new.pt", FORM._replace(classes=classes))
+        assert new.y.tolist() == numbers
     with pytest.raises(DataError, match=r"'dog'.*3"):
         torch.save({"x": x, "edge_index": edges, "y": ["dog", "7", "3"]}, tmp_path / "new.pt")
         read_new_graph(tmp_path / "new.pt", FORM)

@@ -30,7 +30,6 @@ from flower_graph.data.sources.names import (
     PygName,
     cache_root,
     cached_folder,
-    copy_tree,
     fetching,
     file_path,
     folder_path,
@@ -343,9 +342,6 @@ def test_sets_of_ogb(name, split, classes, ogb, cache, root):
         assert masks.int().argmax(0).tolist() == [0, 0, 1, 2, 2] and int(masks.sum()) == 5
     assert sorted(path.relative_to(folder) for path in folder.rglob("*")) == before
     assert len(list(cache.iterdir())) == 1
-    for other, why in (("ogbn-mag", ".*OGB"), ("ogbn-proteins", "")):
-        with pytest.raises(DataError, match=f"'{other}'{why}"):
-            load_data(DataConfig(name=other))
 
 
 def test_arxiv_never_asks_a_question_and_missing_files_are_named(ogb, cache, root):
@@ -356,9 +352,8 @@ def test_arxiv_never_asks_a_question_and_missing_files_are_named(ogb, cache, roo
     with pytest.raises(DataError, match="EOFError"):
         load_data(DataConfig(name="ogbn-arxiv"))
     (folder / "split" / "time" / "valid.csv.gz").unlink()
-    for download in (True, False):
-        with pytest.raises(DataError, match=r"valid\.csv\.gz.*ogbn_arxiv/raw: .*/root"):
-            load_data(DataConfig(name="ogbn-arxiv"), download=download)
+    with pytest.raises(DataError, match=r"valid\.csv\.gz.*ogbn_arxiv/raw: .*/root"):
+        load_data(DataConfig(name="ogbn-arxiv"))
     assert len(list(cache.iterdir())) == 1
 
 
@@ -412,12 +407,6 @@ def test_a_folder_that_cannot_be_filled_leaves_nothing_and_is_reported(
     monkeypatch.setenv("FLOWER_GRAPH_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(OutputError, match="cache"):
         cached_folder("key", lambda folder: None)
-    source, copy = tmp_path / "source", tmp_path / "target" / "deep" / "file"
-    (source / "deep").mkdir(parents=True)
-    (source / "deep" / "file").write_text("content")
-    (source / "deep" / "file").chmod(0o444)
-    copy_tree(source, tmp_path / "target")  # the copy can be removed again
-    assert copy.read_text() == "content" and copy.stat().st_mode & 0o200
 
 
 def test_writers_at_once_each_get_a_complete_folder(cache):
@@ -454,7 +443,7 @@ def test_writers_at_once_each_get_a_complete_folder(cache):
         ("Amazon/Foto", "'Amazon/Photo'"),
         ("Redit", "'Reddit'"),
         ("", "Known: cora-linqs"),
-        ("qqqqqqqq", "Known: cora-linqs"),
+        ("ogbn-mag", "'OGB_MAG'"),
     ],
 )
 def test_names_stand_for_classes_of_pyg_and_unknown_ones_are_refused_with_the_nearest(
@@ -572,8 +561,8 @@ def test_noise_on_features_is_of_the_datas_seed():
         return load_graph(DataConfig(ratios=[0.6, 0.2, 0.2], **CSBM, **changes), seed=seed)
 
     plain, noisy = graph(), graph(feature_noise=0.25)
-    assert torch.equal(noisy.edge_index, plain.edge_index) and torch.equal(noisy.y, plain.y)
-    assert torch.equal(noisy.train_mask, plain.train_mask)
+    for key in ("edge_index", "y", "train_mask"):
+        assert torch.equal(getattr(noisy, key), getattr(plain, key))
     kept = float((noisy.x * plain.x).sum() / plain.x.sum())
     assert 0.7 < kept < 0.82 and "25% of the features moved (data.feature_noise)" in noisy.notes
     assert torch.equal(graph(1, feature_noise=0.25).x, noisy.x)
@@ -598,8 +587,6 @@ def test_features_move_to_others(sparse):
     assert torch.equal(moved(1.0, given=torch.tensor([[2.0, 5.0]])), torch.tensor([[5.0, 2.0]]))
     many = torch.ones(100, 1).repeat(1, 50) * (torch.arange(200) < 1)[:50]
     assert 0.6 < float(moved(0.3, given=many)[:, 0].mean()) < 0.8
-    met = moved(0.5, given=torch.ones(200, 2))  # both stay, both move, or one is lost
-    assert 0.4 < float((met.sum(1) == 1).float().mean()) < 0.6
     with pytest.raises(DataError, match=r"data\.feature_noise = 0\.5"):
         moved(0.5, given=torch.ones(2, 1))
 
@@ -635,25 +622,22 @@ def test_sizes_split_and_words_of_the_bundled_cora():
 # The contextual stochastic block model ------------------------------------------------------------
 
 
-def test_sizes_degree_and_homophily_are_as_asked_for():
-    graph = csbm(20_000, 4, degree=6.0, features=64, active=8, homophily=0.7, seed=3, sparse=True)
+def test_sizes_degree_and_homophily_are_as_asked_for_and_edges_are_simple():
+    sizes: dict[str, Any] = {"degree": 6.0, "features": 64, "active": 8}
+    graph = csbm(20_000, 4, **sizes, homophily=0.7, seed=3, sparse=True)
     assert torch.bincount(graph.y).tolist() == [5000] * 4
     assert graph.edge_index.size(1) / 20_000 == pytest.approx(6.0, rel=0.01)
     source, target = graph.edge_index
     assert (graph.y[source] == graph.y[target]).float().mean() == pytest.approx(0.7, abs=0.01)
-
-
-def test_extremes_of_homophily_hold_exactly_and_edges_are_simple():
     for homophily in (0.0, 1.0):
         # 7 nodes in 3 classes: unequal class sizes, where wrong offsets would show.
-        graph = csbm(7, 3, degree=4.0, features=4, active=2, homophily=homophily, sparse=True)
+        graph = csbm(7, 3, degree=4.0, features=4, active=2, homophily=homophily)
         source, target = graph.edge_index
         assert source.numel() > 0
         assert (graph.y[source] == graph.y[target]).float().mean() == homophily
-    edges = csbm(30, 3, degree=20.0, features=4, active=2).edge_index
-    pairs = {*zip(*edges.tolist(), strict=True)}
-    assert len(pairs) == edges.size(1)
-    assert all((b, a) in pairs and a != b for a, b in pairs)
+    pairs = csbm(30, 3, degree=20.0, features=4, active=2).edge_index.T.tolist()
+    assert len({*map(tuple, pairs)}) == len(pairs)
+    assert all([b, a] in pairs and a != b for a, b in pairs)
 
 
 @pytest.mark.parametrize(("features", "active"), [(512, 32), (10, 3), (7, 7), (5, 1)])
@@ -663,9 +647,7 @@ def test_every_node_has_exactly_the_active_features(features, active):
     rows = graph.x.col_indices().view(70_000, active)
     assert graph.x.shape == (70_000, features)
     assert graph.x.crow_indices().tolist() == [active * row for row in range(70_001)]
-    assert (rows.diff(dim=1) > 0).all()  # ascending, so distinct
-    assert rows.min() >= 0
-    assert rows.max() < features
+    assert (rows.diff(dim=1) > 0).all() and rows.min() >= 0 and rows.max() < features
     assert torch.equal(graph.x.values(), torch.ones(70_000 * active))
     assert (rows.dtype, graph.x.dtype) == (torch.int32, torch.float32)
 
@@ -693,10 +675,7 @@ def test_the_signal_changes_features_alone_the_seed_all_and_the_form_nothing():
     assert torch.equal(before, torch.get_rng_state())
     for name in ("x", "edge_index", "y"):
         assert not torch.equal(getattr(usual, name), getattr(other, name))
-    x = sparse.x
-    parts = (part.numpy() for part in (x.values(), x.col_indices(), x.crow_indices()))
-    dense = torch.from_numpy(csr_matrix(tuple(parts), shape=tuple(x.shape)).toarray())
-    assert torch.equal(dense, usual.x) and usual.train_mask is None
+    assert torch.equal(sparse.x.to_dense(), usual.x) and usual.train_mask is None
     assert torch.equal(sparse.edge_index, usual.edge_index) and torch.equal(sparse.y, usual.y)
 
 
