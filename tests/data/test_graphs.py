@@ -32,6 +32,7 @@ from flower_graph.data.graph import ClientGraph, check_dense_size, take_rows, to
 from flower_graph.data.partition.client_graphs import partition_graph
 from flower_graph.errors import DataError
 from flower_graph.method.registry import method_of
+from flower_graph.models import GCN
 
 DOCS = Path(__file__).parents[2] / "docs/reference/configuration.md"
 FILE, FOLDER, PYTHON, CLIENT, SERVER = "file", "folder", "python", "client", "server"
@@ -484,6 +485,19 @@ def test_clients_of_one_file_keep_the_weights_of_their_edges(tmp_path):
     graphs = load_folder(tmp_path / "g.pt", SPLIT, 0, how=WEIGHTED)
     assert by_pair(graphs[0]) == {(0, 1): 3, (1, 0): 3, (1, 2): 5, (2, 1): 5}
     assert all(one.edge_weight is None for one in load_folder(tmp_path / "g.pt", SPLIT, 0))
+
+
+def test_the_gcn_is_as_worked_out_by_hand():
+    trained = weighted(train_mask=torch.ones(4) > 0)
+    graph, gcn = client_graph_from_data(0, trained, weights=True), GCN(4, 1, 1).eval()
+    with torch.no_grad():
+        for one in gcn.parameters():
+            one.copy_(torch.ones_like(one) * (one.dim() == 2))
+    out = gcn(graph.x, graph.edge_index, graph.edge_weight).flatten().tolist()
+    a = np.array([[1, 2, 0, 0], [2, 1, 3, 0], [0, 3, 1, 5], [0, 0, 5, 1.0]])
+    near = np.diag(a.sum(1) ** -0.5) @ a @ np.diag(a.sum(1) ** -0.5)
+    # x W of ones is 1 everywhere, and ReLU leaves what is above 0
+    np.testing.assert_allclose(out, near @ near @ np.ones(4), rtol=1e-5)
 
 
 def test_links_are_passed_over_with_their_weights():
