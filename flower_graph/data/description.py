@@ -15,7 +15,7 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import combinations
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -50,24 +50,17 @@ class Caution(str):
     """A note that changes the meaning of a run: logged as a warning, even with `--quiet`."""
 
 
-@dataclass(frozen=True)
-class NewGraph:
+@dataclass
+class NewGraph(Graph):
     """One graph in canonical form, with labels as they were given, or as a run numbers them."""
 
-    x: Tensor  # features [n, f], dense; float64 if they have more digits than float32
-    # Both directions of every edge once, no self-loops, int64 [2, e], sorted; None: not known
-    edge_index: Tensor | None
-    # Any: numbers or words, below 0 or None for no label; of a run's new graph int64 [n], and of
-    # numbers to learn float32, NaN for none
+    edge_index: Any  #: as of a graph; None: not known
+    #: Numbers or words, below 0 or None for no label; of a run's new graph int64 ``[n]``, and of
+    #: numbers to learn float32, NaN for none.
     y: Any
-    names: tuple[str, ...] | None = None  # of the nodes; None: their rows' numbers
-    values: Tree = field(default_factory=dict)  # all that was given, unchecked
-    edge_weight: Tensor | None = None  # float32 [e]; None: all edges count alike
-    masks: dict[str, Tensor | None] = field(default_factory=dict)  # by part, bool [n] or [n, k]
-    notes: list[str] = field(default_factory=list)  # what was done to the data
-    columns: Columns | None = None  # of the features, where these have names
-    targets: Tensor | None = None  # numbers to learn, float32 [n]; labels mark the nodes with one
-    where: str = ""  # what errors call it: `file x.pt`, or `file x.pt, client 3`
+    num_classes: int = 0  #: not known
+    values: Tree = field(default_factory=dict)  #: all that was given, unchecked
+    where: str = ""  #: what errors call it: `file x.pt`, or `file x.pt, client 3`
 
     @property
     def has_masks(self) -> bool:
@@ -90,7 +83,7 @@ class NewGraph:
     @property
     def trains(self) -> Tensor:
         """Which nodes train, bool ``[n]``: those with a label, in ``train_mask`` if it has one."""
-        mask, labelled = self.masks.get(PARTS[0]), torch.as_tensor(self.y >= 0)
+        mask, labelled = self.train_mask, torch.as_tensor(self.y >= 0)
         return labelled if mask is None or mask.dim() > 1 else mask & labelled
 
     def numbered(self, num_classes: int | None = None) -> Graph:
@@ -99,10 +92,9 @@ class NewGraph:
         named = self.values.get("classes")
         declared, named = (declared, named) if self.targets is None else (1, None)
         labels = number_classes([self.y], declared, named)
-        same = ("x", "edge_index", "names", "columns", "targets", "edge_weight")
-        own: dict[str, Any] = {key: getattr(self, key) for key in same} | self.masks
+        own = {one.name: getattr(self, one.name) for one in fields(Graph)}
         own |= {"y": labels.y[0], "num_classes": labels.num_classes, "classes": labels.classes}
-        return Graph(**own, notes=(*self.notes, *labels.notes))
+        return Graph(**own | {"notes": (*self.notes, *labels.notes)})
 
     def as_client(self, client: int, x: Tensor, y: Tensor) -> ClientGraph:
         """Make a client's graph with treated features and numbers of classes."""
@@ -256,8 +248,9 @@ def describe_graph(data: Any, how: ReadOptions = PLAIN, where: str = "") -> NewG
             place = f"{times} times, as at node {names.index(name)}"
             raise DataError(f"the name {name!r} is there {place}")
     named = Columns.of(columns, x.size(1))
-    own = labels, names, values, weight, masks, notes, named, targets
-    return NewGraph(x, edges, *own, where)
+    own: dict[str, Any] = {"names": names, "columns": named, "targets": targets} | masks
+    own |= {"edge_weight": weight, "values": values, "notes": tuple(notes), "where": where}
+    return NewGraph(x, edges, labels, **own)
 
 
 # Any: the names of nodes and the columns of a table

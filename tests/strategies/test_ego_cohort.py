@@ -148,7 +148,7 @@ def test_a_node_is_called_what_its_user_calls_it() -> None:
 
 def test_a_newcomer_that_trains_alone_is_a_plain_client() -> None:
     new = toy_egos()[8]
-    found = train_alone(NewGraph(new.x, new.edge_index, new.y, masks=new.masks), SETTINGS, 3)
+    found = train_alone(NewGraph(new.x, new.edge_index, new.y, **new.masks), SETTINGS, 3)
     alone = Client(new, start_of(), SETTINGS)
     for _ in range(3):
         alone.step()

@@ -107,7 +107,7 @@ def new_graph_of(**values: Any) -> NewGraph:
     ids = torch.arange(90)
     ids = torch.where((ids >= 40), ids + 1000, ids)
     none = torch.full((90,), -1)
-    return NewGraph(torch.eye(90), edges, none, None, {"n_id": ids} | values)
+    return NewGraph(torch.eye(90), edges, none, values={"n_id": ids} | values)
 
 
 DEEPWALK = ["model.name=deepwalk", "model.dimension=4", "deepwalk.walks=10", "judge.folds=2"]

@@ -508,15 +508,15 @@ def _parts(whole: NewGraph, how: ReadOptions) -> list[NewGraph]:
         if not {*IDENTITIES} & {*own["values"]}:
             own["values"]["n_id"] = rows  # every row is a node of its own
         own["values"] = whole.values | own["values"]
-        own |= {key: _pick(getattr(whole, key), rows) for key in ("x", "y", "names", "targets")}
-        own["masks"] = {part: _pick(mask, rows) for part, mask in whole.masks.items()}
+        of_nodes = ("x", "y", "names", "targets", *PARTS)
+        own |= {key: _pick(getattr(whole, key), rows) for key in of_nodes}
         if whole.edge_index is not None:
             own["edge_index"] = torch.searchsorted(rows, edges[:, inside.all(0)])
         if whole.edge_weight is not None:
             own["edge_weight"] = whole.edge_weight[inside.all(0)]
         if not whole.x.numel():
             own["x"] = made_features(how.no_features, len(rows), own.get("edge_index"), notes)
-        parts.append(replace(whole, **own, notes=notes, where=f"{whole.where}, client {name}"))
+        parts.append(replace(whole, **own, notes=(*notes,), where=f"{whole.where}, client {name}"))
     return parts
 
 

@@ -294,7 +294,7 @@ def load_file(path: Path, how: ReadOptions = PLAIN) -> Graph:
     found, what = describe_file(path, how), f"file {path}"
     if found.values.get(CLIENT) is not None:
         note = f"the nodes' {CLIENT} is ignored: the graph stays whole"
-        found.notes.append(Caution(note))
+        found.notes += (Caution(note),)
     with saying(what):
         return found.numbered()
 
