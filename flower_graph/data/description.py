@@ -76,9 +76,10 @@ class NewGraph(Graph):
 
     def needed_edges(self) -> Tensor:
         """Return the edges; ``DataError`` if there are none."""
-        if self.edge_index is None or not self.edge_index.numel():
+        edges: Tensor | None = self.edge_index
+        if edges is None or not edges.numel():
             raise DataError("the graph has no edges, which the run's models need")
-        return self.edge_index
+        return edges
 
     @property
     def trains(self) -> Tensor:
