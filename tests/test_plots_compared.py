@@ -54,7 +54,7 @@ def test_points_have_their_intervals_and_the_papers_marks(drawn: list[Axes]) -> 
     # The first mark is in the legend, also where the first method has none.
     marks = {"a": Interval(0.8, 0, None), "b": Interval(0.6, 0, 0.5), "c": Interval(0.6, 0, 0.4)}
     panels = {"Cora": ours, "PubMed": {}, "CiteSeer": marks}
-    plots.plot_intervals(X, panels, label="accuracy")
+    plots.plot_intervals(X, panels, label="accuracy", mark="paper")
     axes, _, other = drawn
     (points,) = axes.containers
     assert [tuple(one) for one in points.lines[0].get_xydata()] == [(0.8, 0), (0.6, 1)]  # type: ignore[index,union-attr]
@@ -81,13 +81,10 @@ def test_matrices_have_a_number_in_each_field_and_one_scale(drawn: list[Axes]) -
     assert small.images[0].get_clim() == large.images[0].get_clim() == (-0.7, 0.7)  # white is 0
 
 
-def test_points_over_sizes_and_over_words(drawn: list[Axes]) -> None:
-    sizes = Panel({"Cora": Line([10.0, 30.0], [[1.0, 2.0]])}, scales="xy")
+def test_points_over_words(drawn: list[Axes]) -> None:
     words = Panel({"Cora": Line(["features", "encoder"], [[2.0, 1.0]])}, levels={"_zero": 0.0})
-    plots.plot_panels(X, [[sizes, words]])
-    one, other = drawn
-    assert one.lines[0].get_xdata().tolist() == [10.0, 30.0]  # type: ignore[union-attr]
-    assert (one.get_xscale(), one.get_yscale()) == ("log", "log")
+    plots.plot_panels(X, [[words]])
+    (other,) = drawn
     named = [text.get_text() for text in other.get_xticklabels()]
     assert [*filter(None, named)] == ["features", "encoder"]
     assert other.lines[0].get_xdata(orig=False).tolist() == [0, 1]  # type: ignore[union-attr]

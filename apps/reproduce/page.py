@@ -512,22 +512,6 @@ def curves(path: Path, shown: Drawing, _: Options) -> bool:
     return plots.plot_panels(path, [upper, lower])
 
 
-def intervals(path: Path, shown: Drawing, options: Options) -> bool:
-    """Draw means with deviations, a panel for each data set, and the paper's figures beside.
-
-    ``also`` has more points of a method: their names, and the figures that they show.
-    """
-    panels: dict[str, dict[str, plots.Interval]] = {}
-    for line, _runs, rows in shown:
-        data, _model, method = line.names
-        points = {method: options.get("metric", TEST), **options.get("also", {}).get(method, {})}
-        for name, metric in points.items():
-            for row in [row for row in rows if row["metric"] == metric][:1]:
-                interval = plots.Interval(row["mean"], row["std"], row["paper"])
-                panels.setdefault(data, {}).setdefault(name, interval)
-    return plots.plot_intervals(path, panels, label=options.get("label", "test accuracy"))
-
-
 def matrices(path: Path, shown: Drawing, options: Options) -> bool:
     """Draw a matrix of figures by two settings, a panel for each metric, all on one scale."""
     y, x = options["axes"]
@@ -541,5 +525,4 @@ def matrices(path: Path, shown: Drawing, options: Options) -> bool:
     return plots.plot_matrices(path, panels, label=options["label"])
 
 
-KINDS: dict[str, Callable[..., bool]] = {"curves": curves, "intervals": intervals}
-KINDS["matrices"] = matrices
+KINDS: dict[str, Callable[..., bool]] = {"curves": curves, "matrices": matrices}

@@ -24,6 +24,7 @@ from flower_graph.storage.reading import Tree, reading
 from flower_graph.wire.keys import ROLES
 
 SECTIONS = 12  # most runs that have pictures of their own
+LETTERS = 28  # of a run's name beside its interval
 REASONS = 8  # most reasons of failures that are listed
 Seeds = Sequence[Sequence[rounds.RoundReport]]
 
@@ -60,8 +61,9 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
 def _comparison(compared: Comparison) -> Tree:
     pictures = {}
     for metric, figures in compared.intervals(lambda row: str(row["metric"])).items():
-        given, height = ([*figures], figures, "mean ± deviation"), 1.3 + 0.3 * len(figures)
-        picture = drawn(plots.draw_intervals, *given, longest=28, height=height)
+        ends = {name[-LETTERS:]: interval for name, interval in figures.items()}
+        given, height = ([*ends], ends, "mean ± deviation"), 1.3 + 0.3 * len(ends)
+        picture = drawn(plots.draw_intervals, *given, height=height)
         pictures[f"Test {metric} at the best validation"] = picture
     curves = {
         row["run"]: _of_seeds(_read(row)[1], row["metric"], "test")

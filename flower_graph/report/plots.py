@@ -23,7 +23,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from flower_graph.records.participation import ANSWERED, FAILED, LEFT_OUT, known_clients, states
@@ -83,7 +83,6 @@ class Panel(NamedTuple):
     x_label: str = "round"  # and of what they lie over
     title: str = ""
     levels: Mapping[str, float] = MappingProxyType({})  # figures drawn as grey lines across
-    scales: str = ""  # logarithmic axes, such as "xy"
     from_zero: bool = False  # whether the values' axis begins at 0
 
 
@@ -122,13 +121,6 @@ def draw_panel(axes: Axes, panel: Panel, names: Sequence[str] = ()) -> None:
     if panel.from_zero:
         top = 1.1 * axes.dataLim.y1
         axes.set_ylim(0, top if 0 < top < np.inf else 1)  # also where nothing is known or sent
-    for scale in panel.scales:
-        axis = axes.xaxis if scale == "x" else axes.yaxis
-        axes.set(**{f"{scale}scale": "log"})
-        # Plain numbers at 1, 2, 5, 10 ...: a panel may have only one or two powers of ten
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if len(panel.scales) > 1 else (1,)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_locator(NullLocator())
 
 
 def mean_band(
@@ -256,7 +248,7 @@ def plot_intervals(
     panels: Mapping[str, Mapping[str, Interval]],
     *,
     label: str,
-    mark: str = "paper",
+    mark: str = "",
     title: str = "",
     limits: tuple[float | None, float | None] = (None, None),
 ) -> bool:
@@ -280,12 +272,8 @@ def draw_intervals(
     figures: Mapping[str, Interval],
     label: str,
     mark: str = "",
-    longest: int = 0,
 ) -> None:
-    """Draw a point with its interval for each name, and a diamond where there is a mark.
-
-    ``longest``: the last letters of a name that are written; 0: all.
-    """
+    """Draw a point with its interval for each name, and a diamond where there is a mark."""
     # Not bars: their lengths mislead on an axis that does not begin at 0.
     places = [names.index(name) for name in figures]
     how: Any = {"fmt": "o", "color": COLOURS[0], "capsize": 3, "label": "mean ± deviation"}
@@ -297,7 +285,7 @@ def draw_intervals(
         axes.plot(*others, "D", color=COLOURS[1], markersize=5, label=mark)
     axes.locator_params(axis="x", nbins=5)  # more labels would touch each other
     axes.set_xlabel(label)
-    axes.set_yticks(range(len(names)), [name[-longest:] for name in names], fontsize=9)
+    axes.set_yticks(range(len(names)), names, fontsize=9)
     axes.set_ylim(len(names) - 0.5, -0.5)
     open_grid(axes)
 

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
@@ -22,7 +21,6 @@ from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.cohort import Judged, joined, placed_on
 from flower_graph.engine.machine import resolve_device
 from flower_graph.records.rounds import Epoch
-from flower_graph.storage.reading import Tree
 from flower_graph.strategies.fedscem.config import EgoSettings, FedSCemConfig
 from flower_graph.strategies.fedscem.method import METHOD, ego_settings
 from flower_graph.strategies.fedscem.modules import EgoCohort, Shared
@@ -120,24 +118,3 @@ def _peak(profiler: profile) -> int:
         (one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]"
     ]
     return max(accumulate(size for _, size in sorted(changes)))
-
-
-# Any: what ``reproduce`` shows, which no method imports
-def plot_costs(path: Path, shown: Sequence[Any], picture: Tree) -> bool:
-    """Draw Figure 8: costs by size, a panel for each pair of them, a line for each data set."""
-    from flower_graph.report.plots import Line, Panel, plot_panels  # slow to import
-
-    groups: dict[tuple[str, int], dict[str, float]] = {}
-    for row in (row for one in shown for row in one.rows):
-        groups.setdefault((row["data"], row["group"]), {})[row["metric"]] = row["mean"]
-    grid = list[list[Panel]]()
-    for metric, (name, scale) in picture["metrics"].items() if groups else ():
-        grid.append([])
-        for size in picture["over"]:
-            points: dict[str, list[tuple[float, float]]] = {}
-            for (data, _group), figures in groups.items():
-                points.setdefault(data, []).append((figures[size], scale * figures[metric]))
-            pairs = {data: zip(*sorted(one), strict=True) for data, one in points.items()}
-            lines = {data: Line(x, [y]) for data, (x, y) in pairs.items()}
-            grid[-1].append(Panel(lines, name, size, scales="xy"))
-    return plot_panels(path, grid)

@@ -87,8 +87,6 @@ TABLES = {
     ]
     for table in ("Table 2", "Table 3")
 }
-EDGES = {"Table 1": ["Fed-GNN_k", "FedGLS"]}
-TRUE = {"FedGLS": {"true edges": "true-homophily"}}
 PAPER = t.Paper(
     title="FedGLS: the paper's comparison",
     tables={
@@ -108,13 +106,6 @@ PAPER = t.Paper(
         "table-2": TABLES["Table 2"],
     },
     pictures=[
-        t.Picture("figure-3-{data}.png", "curves", EDGES),
-        *(
-            t.Picture(
-                *(f"structure-{name}.png", "intervals", EDGES),
-                options={"label": f"{name} of the edges", "metric": name, "also": also},
-            )
-            for name, also in {"precision": {}, "recall": {}, "homophily": TRUE}.items()
-        ),
+        t.Picture("figure-3-{data}.png", "curves", {"Table 1": ["Fed-GNN_k", "FedGLS"]}),
     ],
 )

@@ -192,7 +192,6 @@ MASKS = replace(LINE, table="Masks", seeds=(0,), rounds=50, figures=[t.LAST, "ru
     SMALL, ours("FedSCem", MASKED), last=[PER_CLIENT]
 )
 MEASURED = ["seconds-per-round", "peak-mib"]
-SHOWN = ("ms a round", 1000), ("memory, MiB", 1)
 COSTS = "flower_graph.apps.reproduce.runs:costs"
 COST = replace(LINE, table="Cost", measure=COSTS, rounds=10, figures=MEASURED).grid(
     DATA, ours(*TRAINED), last=[PER_CLIENT]
@@ -221,8 +220,6 @@ PAPER = t.Paper(
         "figure-8": FIGURE_8,
     },
     pictures=[
-        t.Picture("figure-5a.png", "intervals", {"Table 3": FIGURE_5}),
-        t.Picture("figure-5b.png", "intervals", {"Table 3": VARIANTS}),
         t.Picture(
             *("figure-6a-{data}.png", "matrices", {"Figure 6a": None}),
             options={
@@ -238,12 +235,5 @@ PAPER = t.Paper(
             {"Table 3": [*TRAINED[:3], *VARIANTS]},
         ),
         t.Picture("figure-6b-more.png", "curves", {"Table 3": MORE}),
-        t.Picture(
-            *("figure-8.png", f"{TABLES}:plot_costs", {"Figure 8": None}),
-            options={
-                "metrics": dict(zip(MEASURED, SHOWN, strict=True)),
-                "over": ["nodes", "edges"],
-            },
-        ),
     ],
 )

@@ -69,7 +69,6 @@ def lines(table: str, methods: list[str], cut: list[str]) -> list[t.Line]:
 
 
 ALL = [*METHODS][:7]
-SHOWN = [*ALL, t.REGRESSION]
 LOUVAIN_TABLE, OVERLAPPING_TABLE = "Louvain communities", "Overlapping clients"
 PAPER = t.Paper(
     title="FedGTA and FED-PUB beside baselines",
@@ -78,8 +77,4 @@ PAPER = t.Paper(
         "apps": lines("Apps on Louvain communities", APPS, LOUVAIN),
         "overlapping": lines(OVERLAPPING_TABLE, [*ALL[:6], *t.BASELINES], OVERLAPPING),
     },
-    pictures=[
-        t.Picture("louvain.png", "intervals", {LOUVAIN_TABLE: SHOWN}),
-        t.Picture("overlapping.png", "intervals", {OVERLAPPING_TABLE: SHOWN}),
-    ],
 )
