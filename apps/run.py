@@ -138,7 +138,6 @@ def run_server(
         out,
         settings,
         resume_round=last if resume else None,
-        draw=strategy.draw_pictures,
         steadying=config.steadying,
         title=title,
     )

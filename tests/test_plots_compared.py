@@ -29,6 +29,11 @@ def test_baselines_are_grey_lines_and_mistakes_a_map_of_shares(drawn: list[Axes]
     drawn = {str(line.get_label()): line.get_ydata()[0] for line in axes[1].lines}  # type: ignore[index]
     assert drawn["test macro-f1"] == 0.3
     axes.clear()
+    one.structure = {"precision": 0.25, "degree": 6.0}
+    plots.save_curves(X, [one], title="test")
+    shares, counts = (cell.lines[0].get_ydata() for cell in axes[3:])
+    assert ([*shares], [*counts]) == ([0.25], [6.0])  # counts would flatten shares
+    axes.clear()
     plots.plot(X, plots.draw_confusion, one.confusion, title="test")
     assert axes[0].images[0].get_array().tolist() == [[0.75, 0.25], [0, 0]]  # type: ignore[union-attr]
 

@@ -115,7 +115,11 @@ def _section(row: Tree) -> Tree:
         "of_first": f", seed {row['seeds'][0]}" if len(row["seeds"]) > 1 else "",
         **_took_part(seeds[0]),
         "by_client": _by_client(runs[0].path / CLIENTS, result),
-        "structure": _structure(seeds),
+        "structure": {
+            panel.label.capitalize(): curves_panel(panel)
+            for group in ("structure", "alignment")
+            for panel in plots.learnt_of(seeds, group)
+        },
         "privacy": privacy,
         **_settings(config),
     }
@@ -188,24 +192,6 @@ def _by_client(path: Path, result: Tree) -> dict[str, str]:
         picture = drawn(plots.draw_confusion, confusion, classes, height=3.8)
         shown["Share of each class that was taken for which (%)"] = picture
     return shown
-
-
-def _structure(seeds: Seeds) -> dict[str, str]:
-    pictures = {}
-    for words, key in (
-        ("Learnt graphs against true ones", "structure"),
-        ("Alignment", "alignment"),
-    ):
-        names = dict.fromkeys(n for reports in seeds for one in reports for n in getattr(one, key))
-        shares, rest = dict[str, list[list[float]]](), dict[str, list[list[float]]]()
-        for name in names:
-            curves = [[getattr(one, key).get(name, math.nan) for one in rows] for rows in seeds]
-            # Counts beside shares would flatten these
-            is_share = not any(abs(value) > 1 for row in curves for value in row)
-            (shares if is_share else rest)[name] = curves
-        pictures[words] = curves_panel(over_rounds("0 to 1", shares))
-        pictures[f"{words}: {', '.join(rest)}"] = curves_panel(over_rounds("", rest))
-    return {name: picture for name, picture in pictures.items() if picture}
 
 
 def _settings(config: Tree) -> Tree:

@@ -171,6 +171,8 @@ def save_curves(
         losses_of([reports])._replace(from_zero=True),
         over_rounds(name, curves, levels=baselines, from_zero=True),
         bytes_of([reports]),
+        *learnt_of([reports], "structure"),
+        *learnt_of([reports], "alignment"),
     ]
     plot_panels(path, [panels], title)
 
@@ -193,6 +195,19 @@ def bytes_of(seeds: Sequence[Sequence[RoundReport]]) -> Panel:
     power = byte_unit(max((v for rows in sent.values() for row in rows for v in row), default=0))
     curves = {k: [[v / 1024**power for v in row] for row in rows] for k, rows in sent.items()}
     return over_rounds(f"payload so far ({UNITS[power]})", curves, from_zero=True)
+
+
+def learnt_of(seeds: Sequence[Sequence[RoundReport]], group: str) -> list[Panel]:
+    """Make panels of what some methods measure of graphs or embeddings: shares, then the rest."""
+    names = dict.fromkeys(n for reports in seeds for one in reports for n in getattr(one, group))
+    shares, rest = dict[str, list[list[float]]](), dict[str, list[list[float]]]()
+    for name in names:
+        curves = [[getattr(one, group).get(name, np.nan) for one in reports] for reports in seeds]
+        # Counts beside shares would flatten these
+        is_share = not any(abs(value) > 1 for row in curves for value in row)
+        (shares if is_share else rest)[name] = curves
+    panels = {f"{group}, 0 to 1": shares, f"{group}: {', '.join(rest)}": rest}
+    return [over_rounds(label, curves) for label, curves in panels.items() if curves]
 
 
 def curves_panel(given: Panel) -> str:

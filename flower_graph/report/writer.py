@@ -33,7 +33,6 @@ class RunWriter:
         config: Mapping[str, object],
         *,
         resume_round: int | Callable[[], int] | None = None,
-        draw: Callable[[Path, Sequence[RoundReport], str], None] | None = None,
         steadying: Sequence[str] = (),
         title: str = "",
     ) -> None:
@@ -41,7 +40,6 @@ class RunWriter:
         made = files.new_folder(out, may_exist=resume_round is not None)
         self.out = self._folder.enter_context(made)
         self.config, self._title = files.plain(config), title
-        self._draw_more = draw  # draws the method's own pictures; takes folder, reports, title
         self._steadying = " or ".join(steadying)  # settings to change when the loss rises
         self._has_warned = self._has_written = False
         self.metrics = self.out / METRICS
@@ -76,8 +74,8 @@ class RunWriter:
         self, final: Mapping[str, object], state: Mapping[str, object] | None = None
     ) -> dict[str, object]:
         """Write ``weights.safetensors``, ``result.json`` and, last, the pictures."""
-        # The pictures are the method's own and, of two rounds or more, ``curves.png`` and, if a
-        # round has the participants, ``participation.png``.
+        # Of two rounds or more ``curves.png`` and, if a round has the participants,
+        # ``participation.png``.
         if not self.reports:
             raise OutputError(f"{self.out}: no round was run, so there is no result to write")
         self._take_over()
@@ -112,8 +110,6 @@ class RunWriter:
     def _draw(self, baselines: Mapping[str, float]) -> None:
         out, reports, title = self.out, self.reports, _title(self.config)
         best = best_round(reports, metrics_of(self.config)[0]) or reports[-1]
-        if self._draw_more is not None:
-            self._draw_more(out, reports, title)
         if len(reports) < 2 and not best.confusion:
             return
         # Imported here: it takes as long as a short run, and these do without.

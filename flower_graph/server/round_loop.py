@@ -103,9 +103,6 @@ class RoundLoop(Strategy):
         """Return the weights of the last report; ``docs/reference/outputs.md`` names them."""
         raise NotImplementedError
 
-    def draw_pictures(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
-        """Draw pictures of a run besides ``curves.png`` and ``participation.png`` into a folder."""
-
     def learnt(self) -> ArrayRecord:
         return ArrayRecord({name: Array(value) for name, value in self.weights().items()})
 

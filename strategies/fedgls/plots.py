@@ -1,36 +1,13 @@
-"""Pictures of learnt graphs in a run, and of FedGLS's tables."""
+"""Pictures of FedGLS's tables."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flower_graph.report.plots import Line, Panel, plot_panels
 from flower_graph.storage.reading import Tree
-
-if TYPE_CHECKING:
-    from flower_graph.records.rounds import RoundReport
-
-# By label of a panel: which figures of a report it shows, by name of the curve
-PANELS = {
-    "edges that are right": {"precision": "precision", "recall": "recall"},
-    "edges within a class": {"learned": "homophily", "true": "true-homophily"},
-    "neighbours of a node": {"learned": "degree", "true": "true-degree"},
-}
-
-
-def save_structure(path: Path, reports: Sequence[RoundReport], *, title: str) -> None:
-    """Draw a run: learnt graphs beside the true ones, over the rounds."""
-    rounds, row = [report.round for report in reports], []
-    for label, curves in PANELS.items():
-        lines = {
-            name: Line(rounds, [[report.structure.get(key, math.nan) for report in reports]])
-            for name, key in curves.items()
-        }
-        row.append(Panel(lines, label, from_zero=True))
-    plot_panels(path, [row], title)
 
 
 # Any: what ``reproduce`` shows, which no method imports

@@ -35,7 +35,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -54,7 +53,6 @@ from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.dropout import DropoutMask, draw_kept
 from flower_graph.ops.graph_learner import edge_agreement
 from flower_graph.ops.grouped import one_thread
-from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.server.averaging import Combined
 from flower_graph.strategies.fedgls.config import (
@@ -342,9 +340,3 @@ class StructureFedAvg(ModuleFedAvg):
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
         reply = StructureMeasured.from_config(evaluated)
         return reply.to_report() | {"regulariser": mean_of(trained, "contrast")}
-
-    def draw_pictures(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
-        if any(report.structure for report in reports):
-            from flower_graph.strategies.fedgls.plots import save_structure  # clients draw nothing
-
-            save_structure(out / "structure.png", reports, title=title)

@@ -1,30 +1,18 @@
-"""Pictures of alignment precision, and of accuracy beside it."""
+"""Pictures of PPFL-GNN's tables."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flower_graph.report.plots import Line, Panel, plot_panels
 from flower_graph.strategies.ppfl.config import PRECISIONS
 
-if TYPE_CHECKING:
-    from flower_graph.records.rounds import RoundReport
-
 # By name of the curve: which figure of a report it shows
 CURVES = {f"P@{k}": name for name, k in PRECISIONS.items()}
 LABEL, X_LABEL = "alignment precision", "iteration"
-
-
-def save_alignment(path: Path, reports: Sequence[RoundReport], *, title: str) -> None:
-    """Draw a run's alignment precision over the rounds."""
-    rounds = [report.round for report in reports]
-    found = {n: [one.alignment.get(k, math.nan) for one in reports] for n, k in CURVES.items()}
-    lines = {name: Line(rounds, [row]) for name, row in found.items()}
-    plot_panels(path, [[Panel(lines, LABEL, X_LABEL, from_zero=True)]], title)
 
 
 # Any: what ``reproduce`` shows, which no method imports

@@ -201,12 +201,6 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         places = checkpoint_dir, checkpoint_every
         super().__init__(Session(self.clients, self.settings, seed, *places))
 
-    def draw_pictures(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
-        if any(report.alignment for report in reports):
-            from flower_graph.strategies.ppfl.plots import save_alignment  # clients draw nothing
-
-            save_alignment(out / "alignment.png", reports, title=title)
-
     def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
         """Step 1: return the round's requests, with the clients' means."""
         there = self.session.gather(server_round)

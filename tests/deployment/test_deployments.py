@@ -55,7 +55,7 @@ NODE = {"partition-id": 0, "num-partitions": 2}
 OUTPUTS = {"config.yaml", "metrics.jsonl", "result.json"}
 # What a simulation has in its output folder, and clients of a deployment in places of their own or,
 # where it takes true edges of clients that have none, nobody
-AT_CLIENTS = {"clients", "clients.csv", "data.json", "embeddings", "structure.png"}
+AT_CLIENTS = {"clients", "clients.csv", "data.json", "embeddings"}
 TIMEOUT = 700.0  # seconds that one run may take on a busy machine
 
 
