@@ -27,6 +27,7 @@ from flower_graph.storage.files import IN_PROCESS, STATE_DIR
 from flower_graph.wire.arrays import own_records
 
 LOG = logging.getLogger(__name__)
+NodeConfig = Mapping[str, UserConfigValue]
 
 
 class InProcessGrid(Grid):
@@ -46,11 +47,9 @@ class InProcessGrid(Grid):
     run_id : int or None
         Flower's number of the run. The default is a new number, so that two grids in one process
         never share their clients' state.
-    node_config : Mapping or None
+    node_config : Mapping, sequence of Mapping, or None
         Entries of ``context.node_config`` besides ``partition-id``, ``num-partitions`` and
-        ``state-dir`` (``":memory:"``), which it may replace.
-    node_configs : sequence of Mapping or None
-        Further entries for each node, such as its ``data-folder``; they override `node_config`.
+        ``state-dir`` (``":memory:"``), which it may replace: the same at all nodes, or each one's.
     seed : int
         Node ids are drawn from the seed and the partition id.
 
@@ -64,7 +63,7 @@ class InProcessGrid(Grid):
     Raises
     ------
     ValueError
-        If `num_supernodes` is less than 1, or `node_configs` has another length.
+        If `num_supernodes` is less than 1, or `node_config` has another length.
     """
 
     def __init__(
@@ -74,14 +73,15 @@ class InProcessGrid(Grid):
         num_supernodes: int,
         run_config: Mapping[str, UserConfigValue] | None = None,
         run_id: int | None = None,
-        node_config: Mapping[str, UserConfigValue] | None = None,
-        node_configs: Sequence[Mapping[str, UserConfigValue]] | None = None,
+        node_config: NodeConfig | Sequence[NodeConfig] | None = None,
         seed: int = 0,
     ) -> None:
         if num_supernodes < 1:
             raise ValueError(f"num_supernodes is {num_supernodes}, must be at least 1")
-        if node_configs is not None and len(node_configs) != num_supernodes:
-            raise ValueError(f"node_configs: {len(node_configs)} for {num_supernodes} nodes")
+        if isinstance(node_config, Mapping | None):
+            node_config = [node_config or {}] * num_supernodes
+        if len(node_config) != num_supernodes:
+            raise ValueError(f"node_config: {len(node_config)} for {num_supernodes} nodes")
         keep_freed_memory()  # the clients of all rounds share this process
         self.client_app = client_app
         run_id = secrets.randbits(62) if run_id is None else run_id
@@ -91,7 +91,7 @@ class InProcessGrid(Grid):
         self._numbers = itertools.count(1)
         self.contexts: dict[int, Context] = {}
         self.tracebacks: dict[int, str] = {}
-        for partition in range(num_supernodes):
+        for partition, own in enumerate(node_config):
             # 64 bits, so that nobody takes it for the partition id
             digest = hashlib.blake2b(f"{seed}:{partition}".encode(), digest_size=8).digest()
             node_id = int.from_bytes(digest, "big")
@@ -99,8 +99,7 @@ class InProcessGrid(Grid):
                 "partition-id": partition,
                 "num-partitions": num_supernodes,
                 STATE_DIR: IN_PROCESS,
-                **(node_config or {}),
-                **(node_configs[partition] if node_configs else {}),
+                **own,
             }
             given = run_id, node_id, local, RecordDict(), dict(run_config or {})
             self.contexts[node_id] = Context(*given)

@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -290,12 +290,15 @@ class Federation(InProcessGrid):
         restarts: Mapping[int, Iterable[int]] | None = None,
         final: str = "train",
         new_id: bool = False,
-        node_config: Mapping[str, str] | None = None,
+        node_config: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
         **more: Any,
     ) -> None:
         # As in a deployment: what a client keeps is in its context and in files, not in memory.
-        where = {"state-dir": "" if state_dir is None else str(state_dir), **(node_config or {})}
-        super().__init__(app, num_supernodes=num_supernodes, node_config=where, **more)
+        where = {"state-dir": "" if state_dir is None else str(state_dir)}
+        if isinstance(node_config, Mapping | None):
+            node_config = [node_config or {}] * num_supernodes
+        each = [where | dict(own) for own in node_config]
+        super().__init__(app, num_supernodes=num_supernodes, node_config=each, **more)
         self.faults, self.final, self.new_id = faults, final, new_id
         self.killed = self.restarted = self.done = 0
         self.kinds: set[str] = set()  # types of messages that were sent

@@ -53,14 +53,13 @@ def test_nodes_have_their_own_contexts_and_stable_ids() -> None:
         InProcessGrid(ECHO, num_supernodes=0)
     # A node can be told what others are not.
     own = [{"data-folder": "a"}, {"state-dir": "b", "partition-id": 7}]
-    shared = {"state-dir": "shared"}
-    grid = InProcessGrid(ECHO, num_supernodes=2, node_config=shared, node_configs=own)
+    grid = InProcessGrid(ECHO, num_supernodes=2, node_config=own)
     assert [dict(context.node_config) for context in grid.contexts.values()] == [
-        {"partition-id": 0, "num-partitions": 2, "state-dir": "shared", "data-folder": "a"},
+        {"partition-id": 0, "num-partitions": 2, "state-dir": ":memory:", "data-folder": "a"},
         {"partition-id": 7, "num-partitions": 2, "state-dir": "b"},
     ]
-    with pytest.raises(ValueError, match="node_configs: 2"):
-        InProcessGrid(ECHO, num_supernodes=3, node_configs=own)
+    with pytest.raises(ValueError, match="node_config: 2"):
+        InProcessGrid(ECHO, num_supernodes=3, node_config=own)
 
 
 def test_messages_can_be_made_without_a_run_and_belong_to_the_grids_run() -> None:

@@ -51,7 +51,7 @@ from flower_graph.simulation import InProcessGrid
 
 config, data = load_config("mine.yaml"), Path("data").absolute()
 own = [{"data-folder": str(folder)} for folder in sorted(data.glob("client*"))]
-grid = InProcessGrid(app, num_supernodes=len(own), node_configs=own)
+grid = InProcessGrid(app, num_supernodes=len(own), node_config=own)
 for context in grid.contexts.values():
     context.run_config = {"config": "mine.yaml"}
 server = server_folder(config, str(data / "server"))

@@ -191,9 +191,9 @@ class CohortState(Generic[T]):
                 remove_empty(file.parent)  # unless others have files there
         return ""
 
-    def save_asked(self, config: Config, more: Tensors | None = None) -> dict[str, str]:
+    def save_asked(self, config: Config) -> dict[str, str]:
         """Write the checkpoint that a message asks for; return the answer's entry if it failed."""
-        why = self.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]), more)
+        why = self.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
         return {NOT_SAVED: why} if why else {}
 
     def checkpoint_file(self, server_round: int, run: str) -> Path:
@@ -228,8 +228,7 @@ class CohortState(Generic[T]):
         def refused(detail: str, why: str = "") -> CheckpointError:
             return told(CheckpointError(f"{path}: {detail}"), f"its checkpoint: {why or detail}")
 
-        if (numbers := tensors.pop(NUMBERS, None)) is None:
-            raise refused("of another version")
+        numbers = tensors.pop(NUMBERS, torch.zeros(0))
         kept = {name: tensors.pop(name) for name in [*tensors] if not name.startswith(BESIDE)}
         beside = {name.removeprefix(BESIDE): tensor for name, tensor in tensors.items()}
         if not torch.equal(numbers, self._numbers):

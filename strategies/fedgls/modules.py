@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,7 @@ __all__ = ["StructureModel"]
 
 GNN, MLP, LEARNER = "gnn", "encoder", "learner"  # the parts of a model
 NO_DROPS = DropoutMask(None, None)
+Network = tuple[Tensor, Tensor, Tensor, Tensor]  # a two-layer GCN or MLP of each client
 # Settings of the section `graph` that determine a saved model, and what is allowed
 SAVED: dict[str, Rule] = {
     "encoder": choice(*ENCODERS),
@@ -69,15 +70,6 @@ SAVED: dict[str, Rule] = {
     "neighbours": COUNT,
     "knn_on": choice(*KNN_ON),
 }
-
-
-class Network(NamedTuple):
-    """A two-layer GCN or MLP of each client."""
-
-    first: Tensor  # [r, h] the active rows of the first layers
-    bias: Tensor  # [c, h]
-    weight: Tensor  # [c, h, k] the second layers
-    last: Tensor  # [c, k] their biases
 
 
 def networks_of(kind: str) -> tuple[str, ...]:
@@ -190,7 +182,11 @@ class StructureModel(nn.ParameterDict):
     # Networks
 
     def network(self, part: str, *, is_lone: bool = False) -> Network:
-        """Return a network of all clients, or, without its gradient, of those that make graphs."""
+        """Return a network of all clients, or, without its gradient, of those that make graphs.
+
+        It is the active rows of the first layers ``[r, h]``, their biases ``[c, h]``, the second
+        layers ``[c, h, k]`` and their biases ``[c, k]``.
+        """
         first, rest = self[f"{part}-first"], self[f"{part}-rest"]
         if is_lone:
             first = first.detach().index_select(0, self._lone_rows)
@@ -201,7 +197,7 @@ class StructureModel(nn.ParameterDict):
             first = torch.where(has[self.batch.rows.owner], first, self[f"{MLP}-first"])
             rest = torch.where(has, rest, self[f"{MLP}-rest"])
         bias, weight, last = rest.split(self.split, dim=1)
-        return Network(first, bias, weight.unflatten(1, (self.split[0], self.split[2])), last)
+        return first, bias, weight.unflatten(1, (self.split[0], self.split[2])), last
 
     def logits(self) -> Tensor:
         """Return the logits of all nodes ``[n, k]``, ``H``."""
@@ -225,12 +221,12 @@ class StructureModel(nn.ParameterDict):
                 return rows
             return propagate(graph, rows) if isinstance(graph, Adjacency) else graph.propagate(rows)
 
+        first, bias, weight, last = network
         x = batch.x if drops.inputs is None else with_dropout(batch.x, self._turn, drops.inputs)
-        hidden = around(propagate(x, network.first))
-        hidden = F.relu_(grouped_add(hidden, network.bias, batch.ptr))
+        hidden = F.relu_(grouped_add(around(propagate(x, first)), bias, batch.ptr))
         hidden = hidden if drops.hidden is None else hidden * drops.hidden
         # Multiplying by the weights after the neighbours' sum gives the same, and includes the bias
-        return grouped_linear(around(hidden), network.weight, network.last, batch.ptr)
+        return grouped_linear(around(hidden), weight, last, batch.ptr)
 
     def contrast(self) -> dict[int, Tensor]:
         """Return ``L_c`` of each graphless client (equations 8 and 9); its gradient is phi's."""
@@ -292,18 +288,17 @@ class StructureModel(nn.ParameterDict):
     def _compared(self, lone: GraphOnDevice) -> Rows:
         """Return what is compared of each node: encoded features, or a hidden layer."""
         if self.kind == KNN and self.how.knn_on == ENCODER:  # without neighbours
-            theta = self.network(GNN, is_lone=True)
-            return F.relu(grouped_add(propagate(lone.x, theta.first), theta.bias, lone.ptr))
-        first = None
-        if self.kind == LEARNED:
-            first = self[f"{LEARNER}-first"].index_select(0, self._lone_rows)
-        if first is not None and self.how.encoder == "mlp":
-            w = self.how.width
-            deeper = self[f"{LEARNER}-rest"][self._made].view(len(self._made), -1, w, w)
-            return mlp_encode(lone.x, first, deeper, lone.ptr)
+            first, bias, *_ = self.network(GNN, is_lone=True)
+            return F.relu(grouped_add(propagate(lone.x, first), bias, lone.ptr))
         row, column, value = entries(lone.x.matrix)
         e = SparseRows(row, column, value, (lone.ptr[-1], max(group_sizes(lone.rows.ptr))))
-        e = e if first is None else attentive_encode(e, first.T)
+        if self.kind == LEARNED:
+            first = self[f"{LEARNER}-first"].index_select(0, self._lone_rows)
+            if self.how.encoder == "mlp":
+                w = self.how.width
+                deeper = self[f"{LEARNER}-rest"][self._made].view(len(self._made), -1, w, w)
+                return mlp_encode(lone.x, first, deeper, lone.ptr)
+            e = attentive_encode(e, first.T)
         # Nodes of two clients are never compared, so columns of different clients share numbers
         starts = torch.tensor(lone.rows.ptr, device=row.device)[lone.owner[row]]
         return e._replace(col=column - starts)

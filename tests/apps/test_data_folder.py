@@ -113,7 +113,7 @@ def grid_of(config: RunConfig, folders: list[Path]) -> InProcessGrid:
     """Make a grid of as many nodes as folders."""
     own = [{"data-folder": str(folder)} for folder in folders]
     app = client_app(config, None)
-    return InProcessGrid(app, num_supernodes=len(own), seed=config.seed, node_configs=own)
+    return InProcessGrid(app, num_supernodes=len(own), seed=config.seed, node_config=own)
 
 
 def forbid_whole_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +310,7 @@ def test_what_no_supernode_can_work_with_stops_the_run_with_the_reason(
 ):
     config = config_of(app)
     node = {"state-dir": str(tmp_path / "state"), **node_config}
-    grid = InProcessGrid(client_app(config, None), num_supernodes=1, node_configs=[node])
+    grid = InProcessGrid(client_app(config, None), num_supernodes=1, node_config=[node])
     with pytest.raises(NoClientsError) as error:
         method_of(config).build_strategy(config, None).start(grid, num_rounds=1, timeout=5)
     # The reason, and no value of the node's own.

@@ -72,7 +72,7 @@ def without_some(
         is_gone = partition in who and len(reports) >= after
         return "gone" if kind == "connect" and is_gone else "good"
 
-    how = {"node_configs": keys and keys_in(keys, COUNT), "state_dir": IN_PROCESS}
+    how = {"node_config": keys and keys_in(keys, COUNT), "state_dir": IN_PROCESS}
     grid = Federation(app, num_supernodes=COUNT, faults=fault, **how)
     try:
         with suppress(NoClientsError):  # all have refused
@@ -346,7 +346,7 @@ def said_by_egos(kind: int, every: int, folder: Path) -> list[bytes]:
     """Run FedSCem, where one client's graph is of two kinds."""
     keys = folder / str(kind)
     keys.mkdir()
-    how = {"node_configs": write_keys(COUNT, keys), "state_dir": IN_PROCESS}
+    how = {"node_config": write_keys(COUNT, keys), "state_dir": IN_PROCESS}
     grid = Egos(egos_app(kind), every, num_supernodes=COUNT, **how)
     try:
         egos_server(keys).start(grid, num_rounds=2, timeout=5.0)

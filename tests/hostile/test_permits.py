@@ -253,7 +253,7 @@ def test_nothing_leaves_a_supernode_with_a_key_of_its_own(
     config, count = ALL[name].load(), ALL[name].supernodes
     strategy: Any = method_of(config).build_strategy(config, None)
     keys = write_keys(max(count, 5), tmp_path)[:count]
-    grid = Federation(client_app(config, None), num_supernodes=count, node_configs=keys)
+    grid = Federation(client_app(config, None), num_supernodes=count, node_config=keys)
     with caplog.at_level(logging.WARNING), pytest.raises(NoClientsError):
         strategy.start(grid, num_rounds=1, timeout=1.0)
     assert grid.exchanged

@@ -471,7 +471,7 @@ class World:
         with tempfile.TemporaryDirectory(dir=self._folder.parent) as name:
             keys = None if self.trusted else shutil.copytree(self._folder, Path(name) / "keys")
             told = self.app(kind), cell, self.known, self.entries
-            grid = TellsOtherwise(*told, node_configs=keys and keys_in(keys, COUNT))
+            grid = TellsOtherwise(*told, node_config=keys and keys_in(keys, COUNT))
             had = Had(grid)
             with noting(had, ring):
                 try:

@@ -139,7 +139,7 @@ def gridded(count, folder, kind=Signed):
         place = context.node_config["partition-id"]
         return kind(context, [2 * place, 2 * place + 1])
 
-    how = {"num_supernodes": count, "node_configs": write_keys(count, folder)}
+    how = {"num_supernodes": count, "node_config": write_keys(count, folder)}
     return InProcessGrid(make_client_app(client_fn), **how), folder / "registry.json"
 
 

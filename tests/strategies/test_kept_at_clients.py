@@ -49,7 +49,7 @@ def run(folder: Path, out: Path, overrides: list[str]) -> set[Entry]:
     """Run with a folder for each party; give what travelled."""
     config = load_config("fedgta/cora-linqs", overrides)
     own = [{"data-folder": str(one)} for one in sorted((folder / "data").glob("client*"))]
-    grid = RecordingGrid(client_app(config, None), num_supernodes=2, node_configs=own)
+    grid = RecordingGrid(client_app(config, None), num_supernodes=2, node_config=own)
     there = server_folder(config, str(folder / "data" / "server"))
     try:
         run_server(config, grid, out, engine="in-process", folder=there)

@@ -173,7 +173,7 @@ def test_newcomers_of_a_deployment_connect_with_folders_of_their_own(tmp_path: P
             for folder in folders
         ]
         app = client_app(config, None)
-        grid = InProcessGrid(app, num_supernodes=len(folders), node_configs=places)
+        grid = InProcessGrid(app, num_supernodes=len(folders), node_config=places)
         reports: list[Any] = []
         run_server(
             config,
