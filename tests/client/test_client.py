@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.mod import LocalDpMod, message_size_mod
+from flwr.clientapp.mod import LocalDpMod
 
 import flower_graph
 from flower_graph.client.adaptor import make_client_app
@@ -190,24 +190,9 @@ def test_requests_that_cannot_be_read_are_refused() -> None:
         answer(None, arrays=lie)
 
 
-def test_local_dp_clips_the_update_alone_and_message_size_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    # Epsilon is so large that the noise (10⁻⁸) is far below the clipped update.
+def test_mods_are_around_every_message_and_train_mods_around_training_alone() -> None:
+    # This mod answers messages without arrays with an error.
     local_dp = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1e9, delta=1e-5)
-    app = make_client_app(
-        lambda context: Recorder(([np.array([4, 6], np.float32)], 3, {"acc": 0.5})),
-        mods=[message_size_mod],
-        train_mods=[local_dp],
-    )
-    with caplog.at_level("INFO", logger="flwr"):
-        content = ask(app, arrays=record_of(w=[1, 2]))
-    # The update (3, 4) has norm 5; clipped to 1 it is (0.6, 0.8).
-    np.testing.assert_allclose(content["arrays"]["w"].numpy(), [1.6, 2.8], atol=1e-5)
-    assert dict(content["metrics"]) == {"num-examples": 3, "acc": 0.5}
-    assert f"Incoming message size: {1 + 128 + 8} bytes" in caplog.text
-    assert f"Outgoing message size: {1 + 128 + 8 + 12 + 8 + 3 + 8} bytes" in caplog.text
-    # Around every message it would answer those without arrays with an error.
     for place, answers in (("mods", False), ("train_mods", True)):
         app = make_client_app(lambda context: Recorder((0.5, 3, {})), **{place: [local_dp]})
         message = Message(RecordDict({"arrays": record_of(w=[1])}), 7, "evaluate")

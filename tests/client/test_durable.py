@@ -9,16 +9,15 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from federation import METHODS, tried
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from flower_graph.client import adaptor, state
+from flower_graph.client import adaptor
 from flower_graph.client.adaptor import keep_state, state_file
 from flower_graph.client.state import CohortState
 from flower_graph.errors import CheckpointError, ConfigError, StateLostError
 from flower_graph.storage import sealed
 from flower_graph.storage.checkpoint import load_client, save_client
-from flower_graph.storage.sealed import SEALED, StateKey
+from flower_graph.storage.sealed import StateKey
 
 pytestmark = pytest.mark.usefixtures("identity")
 RUN, TOKEN = 7, "a" * 32
@@ -147,41 +146,6 @@ def key_of(given: str, place: Path) -> StateKey:
     found = StateKey.of({"state-key": given}, place)
     assert found is not None
     return found
-
-
-@pytest.mark.parametrize("name", tried(["nfedgnn", "fedscem"], fast=["fedscem"]))
-def test_a_run_with_restarts_is_the_same_and_shows_nothing(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    setup, place = METHODS[name], tmp_path / "state"
-    lost = ("strategy.dropout=0.3",) if name == "fedscem" else ()
-    overrides = ("rounds=2", "checkpoint_every=1", *lost)
-    whole = setup.run(tmp_path / "whole", *overrides, supernodes=2, final=setup.final)
-    monkeypatch.setattr(state, "SMALL_BYTES", 0)  # every client has a file of tensors too
-    kept: list[Path] = []
-    unlink = os.unlink
-
-    def look(name: str, *, dir_fd: int | None = None) -> None:
-        path = Path(os.readlink(f"/proc/self/fd/{dir_fd}")) / name if dir_fd else Path(name)
-        if path.is_file() and path.is_relative_to(place) and not path.name.startswith("."):
-            kept.append(path)
-            assert path.read_bytes().startswith(SEALED), path
-        unlink(name, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "unlink", look)
-    config = {"state-key": key_file(tmp_path, secrets.token_hex(32))}
-    ended = setup.run(
-        tmp_path / "out",
-        *overrides,
-        **{"supernodes": 2, "final": setup.final, "state_dir": place},
-        restarts={1: [0, 1]},
-        node_config=config,
-    )
-    assert ended.grid.restarted == 2 and ended.result["rejected"] == 0
-    np.testing.assert_allclose(ended.figures, whole.figures, rtol=setup.atol, atol=setup.atol)
-    left = [path for path in place.rglob("client-*.safetensors") if "checkpoints" in path.parts]
-    assert left and all(path.read_bytes().startswith(SEALED) for path in left)
-    assert {path.suffix for path in kept} >= {".state", ".safetensors"}
 
 
 @pytest.mark.parametrize("secret", ["a passphrase of ours\n", "0f" * 32])

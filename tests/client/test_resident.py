@@ -11,19 +11,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, RecordDict
 
 from flower_graph.client.resident import app as resident
 from flower_graph.client.resident import worker
 from flower_graph.client.resident.app import ResidentClientApp
-from flower_graph.client.resident.worker import load_app
 from flower_graph.errors import ConfigError, WorkerLostError
-from flower_graph.flower_compat import identify, message_to_proto, recorddict_to_proto, stamp
+from flower_graph.flower_compat import identify, stamp
 from flower_graph.storage.files import STATE_VARIABLE
-from flower_graph.wire.arrays import decode_array, encode_array
 
 HERE = Path(__file__).parent  # where workers find `told_app`
 RUN, NODE = 77, 5
@@ -107,38 +104,6 @@ def test_clients_stay_in_one_process_until_the_run_is_over(place: Path) -> None:
     assert not context.state
     until(lambda: is_gone(process))
     assert list(place.iterdir()) == []
-
-
-def test_a_worker_is_sent_and_answers_the_same_bytes_as_an_app_in_the_process(place: Path) -> None:
-    def content() -> RecordDict:
-        arrays = [np.arange(6.0).reshape(2, 3), np.zeros((0, 4), np.int64), np.array(3, np.uint8)]
-        named = {f"z{n}": encode_array("z", value) for n, value in enumerate(arrays)}
-        return RecordDict(
-            {
-                "zz": ArrayRecord(named),
-                "c": ConfigRecord({"text": "é", "bytes": b"\0\1", "list": [1, 2], "yes": True}),
-                "b": ArrayRecord(dict(reversed(named.items()))),
-                "a": MetricRecord({"x": 1.5, "n": [3, 4]}),
-            }
-        )
-
-    both = []
-    for app in (ResidentClientApp("told_app:app"), load_app("told_app:app")):
-        context = context_of()
-        reply = app(message_of("train.echo", content()), context)
-        assert list(reply.content) == ["zz", "c", "b", "a"]
-        assert list(reply.content["b"]) == ["z2", "z1", "z0"]
-        reply.metadata.created_at = 1.0
-        reply.metadata.ttl = 1.0
-        both.append(
-            (message_to_proto(reply), recorddict_to_proto(context.state), context.run_config)
-        )
-    assert both[0] == both[1]
-    sent, kept = content()["zz"], context.state.array_records["kept"]
-    for name, array in kept.items():
-        assert np.array_equal(
-            decode_array(name, array, copy=True), decode_array(name, sent[name], copy=True)
-        )
 
 
 @pytest.mark.parametrize("kind", ["train.fail", "train.refuse", "train.unknown"])

@@ -24,12 +24,6 @@ def train(message: Message, context: Context) -> Message:
     return Message(RecordDict({**message.content, "about": about}), reply_to=message)
 
 
-@app.train("echo")
-def echo(message: Message, context: Context) -> Message:
-    context.state["kept"] = message.content["b"]
-    return Message(message.content, reply_to=message)
-
-
 @app.train("finish")
 def finish(message: Message, context: Context) -> Message:
     context.state.clear()

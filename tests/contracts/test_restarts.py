@@ -1,12 +1,15 @@
 """SuperNodes that die and come back with their files: the run ends as if they had not."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from federation import ALL, COMPARED, EACH, METHODS, PERSONAL, Done, Setup, assert_close, tried
 
 from flower_graph.client import state
+from flower_graph.storage import checkpoint
+from flower_graph.storage.sealed import SEALED
 
 # The loss of a client's state is not noticed: weights come anew
 AVERAGES = ("fedgls", *PERSONAL, *COMPARED)
@@ -40,14 +43,25 @@ def test_they_go_on_where_they_were(name: str, new_id: bool, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", tried([*METHODS, "deepwalk, secure"]))
-def test_they_go_on_with_files_of_any_size(
+def test_they_go_on_with_encrypted_files_of_any_size(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tensors above a limit lie in files of their own."""
-    setup = ALL[name]
+    setup, save, written = ALL[name], checkpoint.save_client, set[str]()
+
+    def saved(path: Path, *given: Any) -> None:
+        save(path, *given)
+        assert path.read_bytes().startswith(SEALED)
+        written.add(path.suffix)
+
     whole = play(setup, tmp_path / "whole", 3)
     monkeypatch.setattr(state, "SMALL_BYTES", 0)
-    ended = play(setup, tmp_path / "out", 3, new_id=True, restarts={2: [0, 1]})
+    monkeypatch.setattr(checkpoint, "save_client", saved)
+    (key := tmp_path / "key").write_text("ab" * 32)
+    key.chmod(0o600)
+    sealed = {"state_dir": tmp_path / "state", "node_config": {"state-key": str(key)}}
+    ended = play(setup, tmp_path / "out", 3, new_id=True, restarts={2: [0, 1]}, **sealed)
+    assert written == {".state", ".safetensors"}
     assert ended.result["rejected"] == 0
     assert_close(ended, whole, setup.atol, setup.atol)
 

@@ -205,18 +205,6 @@ def test_a_client_that_diverges_is_named_and_recovers(method: str, supernodes: i
     assert outcome.figures[:, [0, 2, 3, 4]].isfinite().all()
 
 
-@pytest.mark.parametrize("supernodes", [1, 6])
-def test_a_round_in_which_everybody_diverges(supernodes: int) -> None:
-    everyone = range(20, 26)
-    outcome = run(app=client_app(mods=[poisoned(everyone)]), supernodes=supernodes)
-    assert len(outcome.reasons(2)) == supernodes
-    assert all(f"{NOT_FINITE}; nobody is left" in why for _, why in outcome.reasons(2))
-    assert outcome.reports[1].skipped.startswith("none of ")
-    assert outcome.reports[1].loss == pytest.approx(outcome.reports[0].loss, abs=0.1)
-    assert outcome.reasons(3) == []
-    assert_as_plain(outcome, plain_without(settings_of(), *everyone))
-
-
 def numbers(content: RecordDict) -> list[np.ndarray]:
     """Give all that can be read as numbers, bytes too."""
     values = [value for record in content.values() for value in record.values()]
