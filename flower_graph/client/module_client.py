@@ -145,7 +145,7 @@ class ModuleClient(NumPyClient):
 
     # Any: one of PyTorch's or of this library's
     def optimiser(self, module: nn.Module) -> Any:
-        """Make a client's optimiser: by default Adam on all parameters."""
+        """Make a client's optimiser: Adam on all parameters; SGD and ``decoupled`` Adam do, too."""
         how = self.how
         return Adam(module.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay)
 

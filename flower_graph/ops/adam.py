@@ -5,7 +5,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ class Rates(NamedTuple):
 
     learning_rate: float
     weight_decay: float
+    decoupled: bool = False
 
 
 def adam_rows_(
@@ -59,6 +60,8 @@ def _adam(
     *,
     fused: bool = False,
 ) -> None:
+    # PyTorch has the switch from 2.7 on
+    decoupled: dict[str, Any] = {"decoupled_weight_decay": True} if rates.decoupled else {}
     adam(
         params=params,
         grads=[grad.contiguous() for grad in grads],  # or a fused step would read another order
@@ -75,6 +78,7 @@ def _adam(
         maximize=False,
         foreach=False if fused else None,  # both without a choice: PyTorch's own
         fused=fused or None,
+        **decoupled,
     )
 
 
@@ -89,6 +93,8 @@ class Adam:
         Step size; it may change between two steps.
     weight_decay : float
         L2 weight, added to the gradient.
+    decoupled : bool
+        Take the weight decay from the weights instead: ``torch.optim.AdamW``.
 
     Attributes
     ----------
@@ -101,10 +107,15 @@ class Adam:
     """
 
     def __init__(
-        self, parameters: Iterable[Tensor], *, lr: float = 1e-3, weight_decay: float = 0.0
+        self,
+        parameters: Iterable[Tensor],
+        *,
+        lr: float = 1e-3,
+        weight_decay: float = 0.0,
+        decoupled: bool = False,
     ) -> None:
         self.parameters = list(parameters)
-        self.lr, self.weight_decay = lr, weight_decay
+        self.lr, self.weight_decay, self.decoupled = lr, weight_decay, decoupled
         self.state: dict[Tensor, dict[str, Tensor]] = {}
         self.clients: tuple[int, ...] = ()
         self.bounds: dict[Tensor, list[int]] = {}
@@ -117,7 +128,8 @@ class Adam:
     def step(self, moves: Tensor | None = None) -> None:
         """Take a step; of stacks for all clients, or for those in ``moves``, ``[c]``."""
         whole, stacks = list[tuple[Tensor, ...]](), list[tuple[Tensor, ...]]()
-        rates, bounds = Rates(self.lr, self.weight_decay), list[Sequence[int]]()
+        rates = Rates(self.lr, self.weight_decay, self.decoupled)
+        bounds = list[Sequence[int]]()
         for parameter in self.parameters:
             if parameter.grad is None:
                 continue

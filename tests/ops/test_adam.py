@@ -1,6 +1,7 @@
 """Adam by owner against PyTorch's own optimiser, one for each owner."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,8 +33,9 @@ def test_a_gradient_in_another_order_of_memory() -> None:
     assert torch.equal(*found)
 
 
+@pytest.mark.parametrize("decoupled", [False, True])
 @pytest.mark.parametrize("begin", [[0, 0, 0, 0], [0, 0, 2, 2], [3, 1, 0, 2]])
-def test_equals_an_optimiser_for_each_owner(begin: list[int]) -> None:
+def test_equals_an_optimiser_for_each_owner(begin: list[int], decoupled: bool) -> None:
     """Owner ``g`` joins after ``begin[g]`` steps, so that the step counts differ."""
     steps = gradients(6)
     weight = start()
@@ -48,14 +50,15 @@ def test_equals_an_optimiser_for_each_owner(begin: list[int]) -> None:
             gradient[rows],
             torch.tensor([number + 1 - begin[g] for g in active], dtype=torch.int32),
             [0, *torch.tensor(sizes).cumsum(0).tolist()],
-            Rates(RATE, DECAY),
+            Rates(RATE, DECAY, decoupled),
         )
         for tensor, part in zip((weight, *moments), held, strict=True):
             tensor[rows] = part
     for g in range(4):
         own = slice(PTR[g], PTR[g + 1])
         parameter = nn.Parameter(start()[own].clone())
-        optimizer = torch.optim.Adam([parameter], lr=RATE, weight_decay=DECAY)
+        kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+        optimizer = kind([parameter], lr=RATE, weight_decay=DECAY)
         for gradient in steps[begin[g] :]:
             parameter.grad = gradient[own].clone()
             optimizer.step()
@@ -74,17 +77,20 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_a_models_adam_is_pytorchs_to_the_bit() -> None:
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_models_adam_is_pytorchs_to_the_bit(decoupled: bool) -> None:
     """Also where it goes on from a state."""
     options, ends = {"lr": RATE, "weight_decay": DECAY}, []
-    for kind, stops in ((torch.optim.Adam, False), (Adam, False), (Adam, True)):
+    pytorchs = torch.optim.AdamW if decoupled else torch.optim.Adam
+    ours = partial(Adam, decoupled=decoupled)
+    for kind, stops in ((pytorchs, False), (ours, False), (ours, True)):
         both = [nn.Parameter(torch.randn(size, generator=seeded(7))) for size in (5, 3)]
         optimizer: Any = kind(both, **options)
         steps_of(optimizer, both, range(4))
         if stops:
             state = copy.deepcopy(optimizer.state_dict())
             steps_of(optimizer, [one.clone() for one in both], range(3))  # what is saved stays
-            optimizer = Adam(both, **options)
+            optimizer = ours(both, **options)
             optimizer.load_state_dict(state)
         steps_of(optimizer, both, range(4, 9))
         ends.append(both)
