@@ -16,8 +16,15 @@ from flower_graph.secure.parties.journal import STATE_BYTES
 from flower_graph.secure.parties.registry import RegisteredParty, Registry
 from flower_graph.secure.ring import RingArray
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.messages import EpochRequest, RevealReply, RevealRequest, SumTerms
+from flower_graph.secure.sum.messages import (
+    EpochReply,
+    EpochRequest,
+    RevealReply,
+    RevealRequest,
+    SumTerms,
+)
 from flower_graph.secure.sum.server import PartySums, SumRound, SumServer
+from flower_graph.wire.exchange import Replies
 
 RUN = b"1"  # Flower's number of the run
 STAGES = "prepare", "mask", "sign", "unmask"  # of a sum; nobody signs for a trusted server
@@ -98,26 +105,32 @@ class World:
         checking = set([*self.hosts][:most])
         for node, host in self.hosts.items():
             server.take_binding(node, self.send(node, host.keys()))
-        for node, shown in server.reveal_requests(limit).items():
-            reply = self._revealed(node, shown, checks=node in checking)
-            if node not in lost:
-                server.take_seed(node, self.send(node, reply))
-        for node, request in server.epoch_requests().items():
-            if node in checking:
-                reply = self.host(node).begin(self.send(node, request))
-                server.take_epoch(node, self.send(node, reply))
-            else:
-                self._adopt(node, request)
 
-    def _revealed(self, node: int, shown: RevealRequest, *, checks: bool) -> RevealReply:
-        if checks:
-            return self.host(node).reveal(self.send(node, shown))
+        # Any: messages of two kinds, and what is made of replies
+        def ask(_: int, action: str, requests: Any, kind: type, take: Any) -> Replies[Any]:
+            replies = Replies[Any]()
+            for node, request in requests.items():
+                is_shown = kind is RevealReply
+                if node not in checking:
+                    answer = self._shown if is_shown else self._adopt
+                    reply = answer(node, request)
+                else:
+                    host, told = self.host(node), self.send(node, request)
+                    reply = host.reveal(told) if is_shown else host.begin(told)
+                if node not in lost:
+                    replies.values[node] = take(node, self.send(node, reply))
+            return replies
+
+        server.agree(0, ask, server.parties, limit)
+
+    def _shown(self, node: int, shown: RevealRequest) -> RevealReply:
         seed = np.frombuffer(self.hosts[node]._seed, np.uint8)
         return RevealReply(shown.run_id, shown.number, seed)
 
-    def _adopt(self, node: int, request: EpochRequest) -> None:
+    def _adopt(self, node: int, request: EpochRequest) -> EpochReply:
         host = self.hosts[node]
         host.epoch, host._keys = self.server.epoch, request.channel_keys
+        return EpochReply(request.run_id, np.frombuffer(host.epoch.digest, np.uint8))
 
     def requests(
         self, stage: str, number: int, clients: Iterable[int] | None = None

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lying_grid import edited, struck
-from sum_helpers import LENGTH, RING, TERMS, PartyWorld, World, mask, wire
+from sum_helpers import LENGTH, TERMS, PartyWorld, World, mask, wire
 from test_summing import gridded, summing
 
 from flower_graph.audit.deviating import Opened
@@ -109,8 +109,10 @@ def test_a_graph_is_drawn_at_most_eight_times_a_run(world):
 
 
 def test_a_seed_that_was_shown_serves_no_second_list(world):
+    seen = []
+    world.tamper = lambda node, message: seen.append(message) or message
     world.begin()
-    request = world.server._request
+    request = next(one for one in seen if isinstance(one, RevealRequest))
     with pytest.raises(RefusedError, match="own commitment"):
         world.hosts[VICTIM].reveal(replace(request, number=request.number + 1))
 
@@ -351,28 +353,19 @@ def test_two_halves_that_are_told_otherwise_open_nothing(world, monkeypatch, wha
 def test_packets_of_another_epoch_do_not_open(tmp_path):
     """Two halves that agreed on different epochs, by all that the server could make fit."""
     world = PartyWorld.make(12, tmp_path)
-    server = world.server
-    for node, party in world.hosts.items():
-        server.take_binding(node, wire(party.keys()))
-    server.reveal_requests(RING.limit)
-    other = copy.deepcopy(server)
-    other._request = replace(server._request, number=1)
-    of = {node: other if node >= 1006 else server for node in world.hosts}
-    for node, party in world.hosts.items():
-        reply = party.reveal(of[node]._request)
-        for number, one in enumerate((server, other)):
-            one.take_seed(node, replace(reply, number=number))
-    asked = {one: one.epoch_requests() for one in (server, other)}
-    for node, party in world.hosts.items():
-        party.begin(asked[of[node]][node])
-    assert server.epoch.id != other.epoch.id
-    rounds = {one: one.open_round(0, one.clients) for one in (server, other)}
-    asked = {one: opened.prepare_requests() for one, opened in rounds.items()}
-    one = rounds[server]
-    for node, party in world.hosts.items():
-        reply = party.prepare(asked[of[node]][node])
-        one._verified = lambda row, signature, *_: signature
-        one.take(node, replace(reply, run_id=server.epoch.id))
+    twins = {n: SumClient.from_bytes(one.to_bytes(), one.trust) for n, one in world.hosts.items()}
+    other = PartyWorld(copy.deepcopy(world.server), twins, world.words, TERMS)
+    other.server.lists = 1
+    for half in (world, other):
+        half.begin()
+    assert world.server.epoch.id != other.server.epoch.id
+    asked = {half: half.requests("prepare", 0) for half in (world, other)}
+    one = world.rounds[0]
+    one._verified = lambda row, signature, *_: signature
+    for node in world.hosts:
+        half = other if node >= 1006 else world
+        reply = half.hosts[node].prepare(asked[half][node])
+        one.take(node, replace(reply, run_id=world.server.epoch.id))
     request = one.mask_requests(LENGTH, 64, TERMS)[1000]
     with pytest.raises(RefusedError, match=r"party \d+ is not the one it signed"):
         world.hosts[1000].receive(request, TERMS.ring)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sum_helpers import RING, TERMS, PartyWorld
+from sum_helpers import TERMS, PartyWorld
 
 from benchmarks import sums
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError, StateLostError
@@ -14,6 +14,7 @@ from flower_graph.secure.parties.epoch import Epoch
 from flower_graph.secure.parties.identity import Identity
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.server import Skipped
+from flower_graph.wire.exchange import Replies
 
 MANY = pytest.param(120, marks=pytest.mark.slow)  # more than anybody's partners
 
@@ -104,6 +105,15 @@ def read(world, node, registry, key=None):
     world.hosts[node] = SumClient.from_bytes(party.to_bytes(), trust)
 
 
+def lists(world):
+    """Return the lists of commitments that the server shows; nobody answers."""
+    shown = {}
+    world.server.agree(
+        0, lambda _, __, asked, *___: shown.update(asked) or Replies(), range(20), 1.0
+    )
+    return shown
+
+
 @pytest.fixture
 def world(tmp_path):
     """Ten parties after their first round; each may begin anew once a day, and has."""
@@ -160,7 +170,7 @@ def test_a_server_with_the_old_version_gets_nothing_of_who_has_the_new_one(world
         if node != 1004:
             world.server.take_binding(node, one.keys())
     world.server.forget(1004)
-    request = world.server.reveal_requests(RING.limit)[1005]
+    request = lists(world)[1005]
     read(world, 1005, registry)
     with pytest.raises(RefusedError, match="party 3"):
         world.hosts[1005].reveal(request)
@@ -172,6 +182,6 @@ def test_a_seed_that_was_shown_serves_no_list_of_another_version(world):
     seed = party._seed
     for node, one in world.hosts.items():
         world.server.take_binding(node, one.keys())
-    party.reveal(world.server.reveal_requests(RING.limit)[1004])
+    party.reveal(lists(world)[1004])
     read(world, 1004, world.server.registry.without(3))
     assert world.hosts[1004]._seed != seed

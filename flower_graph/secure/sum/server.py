@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -543,9 +543,6 @@ STAGES: dict[type[StageReply], tuple[str, Callable[[SumRound, int, Any], None]]]
 
 # The enrolled clients ----------------------------------------------------------------------------
 
-M = TypeVar("M", bound=Message)
-
-
 # Sends messages of an action in a round, and has each reply taken: ``SecureSum.tell``. Any: what is
 # made of replies
 Send = Callable[
@@ -832,8 +829,6 @@ class PartySums(SumServer):
         # The parties' agreement; None before the first epoch, or under a new registry
         self.epoch: Epoch | None = None
         self.lists = 0  # of commitments that were shown; parties answer ``MOST_LISTS``
-        self._request: RevealRequest | None = None
-        self._seeds: dict[int, bytes] = {}
 
     @property
     def fewest_nodes(self) -> int:
@@ -845,13 +840,8 @@ class PartySums(SumServer):
         return sorted(set(self.nodes.values()) - self._cheating)
 
     @property
-    def members(self) -> list[int]:
-        """Parties of the epoch, absent ones too, ascending; none before there is one."""
-        return [] if self.epoch is None else self.epoch.parties.tolist()
-
-    @property
     def _taking_part(self) -> set[int]:
-        return set(self.members) - self._cheating
+        return set() if self.epoch is None else {*self.epoch.parties.tolist()} - self._cheating
 
     @property
     def excluded(self) -> set[int]:
@@ -953,12 +943,8 @@ class PartySums(SumServer):
                 return False
             old = {node for node, party in self.nodes.items() if party in present - self._fresh}
             present &= self._bind(server_round, send, old) | self._fresh
-            if not (lists := self.reveal_requests(limit, present)):
-                return False
-            self._fresh -= present  # whatever comes of it, these seeds are shown
-            send(server_round, "sum_reveal", lists, RevealReply, self.take_seed)
-            if epochs := self.epoch_requests():
-                send(server_round, "sum_epoch", epochs, EpochReply, self.take_epoch)
+            self._fresh -= present  # whatever comes of it, their seeds are shown
+            if self.agree(server_round, send, present, limit):
                 return True
             present &= set(self.nodes.values())
         return False
@@ -971,14 +957,15 @@ class PartySums(SumServer):
             self.forget(entry.node_id)
         return {party for node, party in self.nodes.items() if node in replies.values}
 
-    def reveal_requests(
-        self, limit: float, present: Collection[int] | None = None
-    ) -> dict[int, RevealRequest]:
-        """Show all present parties the same list of commitments; no party if they are too few."""
-        # limit: largest size of a number in the sums
-        parties = [party for party in self.parties if present is None or party in present]
+    def agree(self, server_round: int, send: Send, present: Collection[int], limit: float) -> bool:
+        """Have the parties that are present show their seeds, and begin the epoch of these.
+
+        ``limit`` is the largest size of a number in the sums. Returns whether it has begun: not if
+        the parties are too few, nor if one shows no seed, which is forgotten.
+        """
+        parties = sorted(set(self.parties).intersection(present))
         if len(parties) < self.fewest_nodes:
-            return {}
+            return False
         bindings = [self.bindings[party] for party in parties]
         declared = np.concatenate([one.declared for one in bindings])
         # Each that is in a sum has as many partners there as the threshold, which may be as high as
@@ -988,33 +975,18 @@ class PartySums(SumServer):
         terms = *shares, minimum, self._differ_by, limit, np.array(parties, np.int64)
         promised = np.stack([one.commitment for one in bindings])
         points = declared[np.argsort(declared[:, 0])]
-        self._request = RevealRequest(self.run_id, self.lists, *terms, promised, points)
-        self.lists, self._seeds = self.lists + 1, {}
-        return {node: self._request for node, party in self.nodes.items() if party in parties}
-
-    def take_seed(self, node: int, reply: RevealReply) -> None:
-        party, seed, request = self._party(node), reply.seed.tobytes(), self._request
-        assert request is not None
-        is_other = (reply.run_id, reply.number) != (self.run_id, request.number)
-        why = f"list {reply.number}: not the one that is open"
-        refuse_if(is_other, why, MalformedReplyError)
-        if commit(self.run_id, party, seed) != self.bindings[party].commitment.tobytes():
-            text = "it has committed to another seed of the graph"
-            self.blame(Reason(Cause.PROVEN, text, party), node)
-            raise MalformedReplyError(f"party {party}: {text}")
-        self._seeds[party] = seed
-
-    def epoch_requests(self) -> dict[int, EpochRequest]:
-        """Show all seeds; none if one is missing: the next list is without that party."""
-        request = self._request
-        assert request is not None
-        parties = request.parties.tolist()
-        if missing := [party for party in parties if party not in self._seeds]:
-            for node in [node for node, party in self.nodes.items() if party in missing]:
+        shown = RevealRequest(self.run_id, self.lists, *terms, promised, points)
+        self.lists += 1
+        nodes = {node: party for node, party in self.nodes.items() if party in parties}
+        take = partial(self._seed, shown)
+        replies = send(server_round, "sum_reveal", dict.fromkeys(nodes, shown), RevealReply, take)
+        if silent := nodes.keys() - replies.values.keys():
+            for node in silent & self.nodes.keys():
                 self.forget(node)
-            return {}
-        seeds = rows_of([self._seeds[party] for party in parties], len(parties), -1)
-        epoch = self.epoch = Epoch.agreed(request, self.registry.digest, seeds)
+            return False
+        seed_of = {nodes[node]: seed for node, seed in replies.values.items()}
+        seeds = rows_of([seed_of[party] for party in parties], len(parties), -1)
+        epoch = self.epoch = Epoch.agreed(shown, self.registry.digest, seeds)
         self._give_up_rounds()
         if self._differ_by > max(1, len(parties) - epoch.minimum):
             LOG.warning(
@@ -1026,9 +998,7 @@ class PartySums(SumServer):
                 DIFFER_BY,
             )
         requests = {}
-        for node, party in self.nodes.items():
-            if party not in self._seeds:
-                continue
+        for node, party in nodes.items():
             row = epoch.parties[epoch.partners[epoch.index(party)]].tolist()
             signed = [self.bindings[partner] for partner in row]
             keys = np.stack([one.channel_key for one in signed])
@@ -1037,12 +1007,20 @@ class PartySums(SumServer):
             sizes = np.array([one.size for one in clients], np.int64)
             rows = seeds, keys, signatures, sizes, np.concatenate(clients)
             requests[node] = EpochRequest(self.run_id, *rows)
-        return requests
+        send(server_round, "sum_epoch", requests, EpochReply, partial(_check_epoch, epoch))
+        return True
 
-    def take_epoch(self, node: int, reply: EpochReply) -> None:
-        assert self.epoch is not None
-        why = f"party {self._party(node)} has another epoch"
-        refuse_if(reply.digest.tobytes() != self.epoch.digest, why, MalformedReplyError)
+    def _seed(self, shown: RevealRequest, node: int, reply: RevealReply) -> bytes:
+        """Return a party's seed, if it is the one that it has committed to."""
+        party, seed = self._party(node), reply.seed.tobytes()
+        is_other = (reply.run_id, reply.number) != (self.run_id, shown.number)
+        why = f"list {reply.number}: not the one that is open"
+        refuse_if(is_other, why, MalformedReplyError)
+        if commit(self.run_id, party, seed) != self.bindings[party].commitment.tobytes():
+            text = "it has committed to another seed of the graph"
+            self.blame(Reason(Cause.PROVEN, text, party), node)
+            raise MalformedReplyError(f"party {party}: {text}")
+        return seed
 
     # A round, as ``SumServer`` has it
 
@@ -1064,3 +1042,8 @@ class PartySums(SumServer):
         self.blamed += [replace(reason, client=c, text=text) for c in self.hosted([party])]
         if node is not None:
             self._cheating.add(party)
+
+
+def _check_epoch(epoch: Epoch, node: int, reply: EpochReply) -> None:
+    is_other = reply.digest.tobytes() != epoch.digest
+    refuse_if(is_other, "its party has another epoch", MalformedReplyError)
