@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -72,14 +72,6 @@ def entries_of(content: RecordDict) -> dict[str, object]:
     return {**content.metric_records.get(METRICS, {}), **config}
 
 
-class Keys(NamedTuple):
-    """A SuperNode's clients and keys."""
-
-    clients: list[int]  # Ascending
-    handled: int | None  # How many messages of this run they have handled, if known
-    reply: KeyReply
-
-
 class SumMembership(Membership):
     """The clients of each SuperNode, and their keys of secure sums."""
 
@@ -94,28 +86,29 @@ class SumMembership(Membership):
     def question(self, resume: Resume) -> RecordDict:
         return self.sums.question().to_record()
 
-    def read(self, node: int, content: RecordDict) -> Keys:
+    def read(self, node: int, content: RecordDict) -> KeyReply:
         entries = entries_of(content)
         reply = KeyReply.from_config(entries)
         expected = reply.clients if self.hosted is None else list(self.hosted[node])
         if (strange := np.setdiff1d(reply.clients, expected)).size:
             raise MalformedReplyError(f"client {strange[0]} is not one that it enrolled with")
         self.sums.check_keys(node, reply)
-        return Keys(sorted(reply.clients.tolist()), read_handled(entries), reply)
+        reply.clients, reply.handled = np.sort(reply.clients), read_handled(entries)
+        return reply
 
-    def is_back(self, olds: Collection[int], answer: Keys) -> bool:
-        return len(olds) == 1 and all(self.sums.knows(old, answer.reply) for old in olds)
+    def is_back(self, olds: Collection[int], answer: KeyReply) -> bool:
+        return len(olds) == 1 and all(self.sums.knows(old, answer) for old in olds)
 
-    def replaced(self, old: int, node: int, answer: Keys) -> None:
+    def replaced(self, old: int, node: int, answer: KeyReply) -> None:
         """Rename a SuperNode that is back with its keys; forget one without."""
-        if self.sums.knows(old, answer.reply):
+        if self.sums.knows(old, answer):
             self.move(old, node)
         else:
             self.forget(old)
 
-    def enrolled(self, node: int, answer: Keys) -> None:
-        if self.sums.node_of(answer.clients[0]) != node:
-            self.sums.enroll(node, answer.reply)
+    def enrolled(self, node: int, answer: KeyReply) -> None:
+        if self.sums.homes.get(answer.clients[0]) != node:
+            self.sums.enroll(node, answer)
 
     def move(self, old: int, node: int) -> None:
         self.sums.move(old, node)
@@ -171,7 +164,6 @@ class SecureSum:
         self.number = -1  # of the newest sum
         self.round: SumRound  # of it, from when it is made ready
         self._done: SumRound  # that was unmasked last
-        self._length = 0  # numbers of a vector in the newest sum
         self.clients: list[int] = []  # that it was made ready for; none if none is ready
         self._limit = limit
         self.ring_for = partial(Ring.fit, limit=limit, resolution=resolution, guard=guard)
@@ -267,7 +259,7 @@ class SecureSum:
 
         ``MalformedReplyError`` if it is not as asked for.
         """
-        shape = (self._length,)
+        shape = self.round.total.shape
         total = read_array(content, record, array, shape, limit=None, must_be_finite=False)
         reply = MaskedReply.read(content, total=total)
         self.round.take(node, reply)
@@ -328,7 +320,6 @@ class SecureSum:
 
     def masks(self, length: int, word: int, terms: SumTerms) -> dict[int, MaskRequest]:
         """Ask for masked vectors: of each SuperNode the clients that may contribute."""
-        self._length = length
         return self.round.mask_requests(length, word, terms)
 
     def reveal(self, server_round: int, following: Iterable[int] | None) -> list[Rejected]:

@@ -64,12 +64,12 @@ from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import MaskedReply
+from flower_graph.secure.sum.messages import KeyReply, MaskedReply
 from flower_graph.secure.sum.server import PartySums, Skipped, SumServer
 from flower_graph.server.membership import renamed
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
-from flower_graph.server.sums import Keys, SecureSum, SumMembership, as_record, entries_of
+from flower_graph.server.sums import SecureSum, SumMembership, as_record, entries_of
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.fedscem.client import shared_by
 from flower_graph.strategies.fedscem.config import EgoSettings, StrategyConfig
@@ -661,7 +661,7 @@ class EgoMembership(SumMembership):
     def question(self, resume: Resume) -> RecordDict:
         return EgoEnrolment(self.sums.run_id, self.alignment, resume).to_record()
 
-    def read(self, node: int, content: RecordDict) -> Keys:
+    def read(self, node: int, content: RecordDict) -> KeyReply:
         keys = super().read(node, content)
         if self.alignment == "psi" and len(keys.clients) > MOST_CLAIMED:
             raise MalformedReplyError(f"{len(keys.clients)} clients, at most {MOST_CLAIMED}")
@@ -672,10 +672,10 @@ class EgoMembership(SumMembership):
         self.aligner.move(old, node)
         self.unsent = renamed(self.unsent, old, node)
 
-    def enrolled(self, node: int, answer: Keys) -> None:
-        if self.sums.node_of(answer.clients[0]) != node:
+    def enrolled(self, node: int, answer: KeyReply) -> None:
+        if self.sums.homes.get(answer.clients[0]) != node:
             super().enrolled(node, answer)
-            self.aligner.enroll(node, answer.clients)
+            self.aligner.enroll(node, answer.clients.tolist())
             self.has_new = True
         if answer.handled == 0 and not self.absent.isdisjoint(answer.clients):
             LOG.warning("node %d has lost its state: its clients begin anew", node)

@@ -23,7 +23,7 @@ from flower_graph import ClientGraph
 from flower_graph.apps.run import run
 from flower_graph.data import as_graph
 from flower_graph.data.description import check_clients, server_graph
-from flower_graph.errors import ConfigError, DataError, MalformedReplyError, brief, one_line
+from flower_graph.errors import DataError, MalformedReplyError, brief, one_line
 from flower_graph.method import load_config, method_of
 from flower_graph.server.averaging import Wanted, check_replies
 from flower_graph.server.membership import Membership
@@ -279,11 +279,6 @@ def test_a_label_that_is_no_class_is_named() -> None:
         with pytest.raises(DataError, match=why):
             check(graph_with(10**12))
     check_clients([graph_with(99_999)])
-
-
-def test_a_resolution_that_no_float_can_scale_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"strategy.resolution: 1e-300"):
-        load_config("fedscem/cora", ["strategy.limit=1e300", "strategy.resolution=1e-300"])
 
 
 MANY = 10**9

@@ -139,7 +139,6 @@ class SumClient:
         # Under a server that may lie
         self._seed = os.urandom(SEED_BYTES)
         self.mark = ""  # of the last sum, as the journal has it; empty before it
-        self._epochs = -1  # the newest epoch's number
         self._shown: RevealRequest | None = None  # the list that the seed was shown for
         self.epoch: Epoch | None = None
         self._keys: Bytes = np.zeros((0, KEY_BYTES), np.uint8)  # [k, 32] of the epoch's partners
@@ -187,8 +186,8 @@ class SumClient:
         """Show the own part of the graph's seed, when all commitments are there."""
         trust = self._trusted()
         self._check_run(request.run_id, self.run_id)
-        is_shown = self._shown is not None or request.number <= self._epochs
-        refuse_if(is_shown, "the seed of the graph was shown for another list: bind anew")
+        why = "the seed of the graph was shown for another list: bind anew"
+        refuse_if(self._shown is not None, why)
         commitment = commit(self.run_id, self.party, self._seed)
         points = {client: self.points.get(client) for client in self.clients}
         check_shown(request, trust, commitment, points)
@@ -202,11 +201,11 @@ class SumClient:
         """Begin an epoch: check all seeds, and the partners that follow from them."""
         self._check_run(request.run_id, self.run_id)
         shown, registry = self._shown, self._trusted().registry
-        if shown is None or shown.number <= self._epochs:
+        if shown is None:
             raise RefusedError("no list of commitments is open")
         epoch = Epoch.agreed(shown, registry.digest, request.seeds)
         check_partners(epoch, self.party, shown, request, registry)
-        self.epoch, self._keys, self._epochs = epoch, request.channel_keys, epoch.number
+        self.epoch, self._keys = epoch, request.channel_keys
         self._rounds, self._last = {}, -1
         self._seed, self._shown = os.urandom(SEED_BYTES), None  # all know the old one
         return EpochReply(self.run_id, np.frombuffer(epoch.digest, np.uint8))

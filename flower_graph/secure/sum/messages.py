@@ -139,6 +139,7 @@ class KeyReply(SumMessage, up="sum_enroll", prefix="sum-"):
     signature: Annotated[Bytes, Block(shape=f"{SIGNATURE}")] = none(np.uint8)
     # clients, and points of each for an alignment
     declared: Annotated[Integers, Exact(shape="c 2")] = none(np.int64, 2)
+    handled: int | None = None  # messages of the run that its clients have behind them, if known
 
     @property
     def number(self) -> int:
