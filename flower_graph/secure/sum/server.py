@@ -840,8 +840,13 @@ class PartySums(SumServer):
         return sorted(set(self.nodes.values()) - self._cheating)
 
     @property
+    def members(self) -> list[int]:
+        """Parties of the epoch, absent ones too, ascending; none before there is one."""
+        return [] if self.epoch is None else self.epoch.parties.tolist()
+
+    @property
     def _taking_part(self) -> set[int]:
-        return set() if self.epoch is None else {*self.epoch.parties.tolist()} - self._cheating
+        return set(self.members) - self._cheating
 
     @property
     def excluded(self) -> set[int]:
