@@ -162,13 +162,9 @@ def _audit(args: argparse.Namespace, plans: Sequence[Sequence[tuple[str, RunConf
             say(f"{name}, seed {local.seed}: {spent:.0f} s", to=sys.stderr)
         findings += findings_of(name, results)
         settings.append({"name": name, "seconds": fmean(seconds), "config": to_dict(config)})
-    words = ["flower-graph", "audit", args.config, *args.overrides]
-    words += ["--seeds", ",".join(map(str, args.seeds))] if args.seeds else []
-    words += ["--rounds", str(args.rounds)] if args.rounds is not None else []
-    words += ["--alone"] if args.alone else ["--epsilon", args.epsilon]
     return {
         "config": args.config,
-        "command": shlex.join(words),
+        "command": shlex.join(["flower-graph", *args.words]),
         "app": first.app,
         "rounds": first.rounds,
         "seeds": [plan[0][1].seed for plan in plans],

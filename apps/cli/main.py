@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognised arguments: {' '.join(rest)}")
     if rest:
         args.overrides = [*args.overrides, *rest]
+    args.words = sys.argv[1:] if argv is None else [*argv]
     handler = logging.StreamHandler()
     handler.setFormatter(Printable("%(levelname)s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])

@@ -126,7 +126,7 @@ def test_noise_that_does_not_fit_the_masked_sum() -> None:
     budget = ("privacy.epsilon=1", "privacy.clipping_norm=10")
     with pytest.raises(NoClientsError, match=r"strategy.limit: 32") as it:
         simulate_whole(make("fedscem", *budget), supernodes=1)
-    wanted = str(it.value).split("set strategy.limit=")[1].split()[0]
+    wanted = str(it.value).split("at least ")[1].split()[0]
     reports, _ = simulate_whole(make("fedscem", *budget, f"strategy.limit={wanted}"))
     assert [report.rejected for report in reports] == [[]] * 3
 

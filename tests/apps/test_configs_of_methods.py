@@ -197,9 +197,3 @@ def test_judging_seldom_and_without_validation_nodes() -> None:
 def test_noise_for_several_clients_at_one_supernode_is_refused() -> None:
     with pytest.raises(NoClientsError, match=r"privacy\.epsilon: 5"):
         simulate(METHODS["deepwalk"].load("privacy.epsilon=5"), supernodes=2)
-
-
-def test_a_class_with_too_few_nodes_for_the_folds() -> None:
-    with pytest.raises(DataError, match=r"client \d.*5") as caught:
-        simulate(METHODS["deepwalk"].load("judge.folds=15"))
-    assert "judge.folds" in str(caught.value)
