@@ -256,9 +256,7 @@ def prepare_features(
         some = x.split(ROWS)  # parts that stay in the processor's cache
         is_binary = least >= 0 and most <= 1
         is_binary = is_binary and all(bool(((one == 0) | (one == 1)).all()) for one in some)
-        shown = f"{100 * share:.0f}" if share >= 0.01 or share == 0 else f"{100 * share:.2g}"
-        lowest = f"smallest value {least:.3g}, " if least < 0 else ""
-        look = f"{lowest}largest value {most:.3g}, {shown} % of the entries non-zero"
+        look = f"values {least:.3g} to {most:.3g}, {100 * share:.3g} % of the entries non-zero"
         if how in (AUTO, AUTO_DENSE):  # docs/results/own-graph.md has the measurements
             words, is_small = entries * share / len(x), entries <= MOST_DENSE
             chosen, why = PRESENCE, "no entry is negative, and at most a third are not 0"
@@ -275,9 +273,8 @@ def prepare_features(
             notes.append(f"data.features={how} chose {chosen}: {why}")
             treatment = treatment._replace(how=chosen)
         if how == PRESENCE and (least < 0 or (share > SPARSE and not is_binary)):
-            kind = "negative" if least < 0 else "dense"
-            advice = "set data.features=as-is or auto"
-            raise DataError(f"data.features=presence: features are {kind} ({look}); {advice}")
+            why = f"features are {'negative' if least < 0 else 'dense'} ({look})"
+            raise DataError(f"data.features=presence: {why}; set data.features=as-is or auto")
         if treatment.how == STANDARDISE:
             # In float64, so that a large mean does not hide a small deviation.
             mean = x.double().sum(0) / len(x)

@@ -391,7 +391,7 @@ def read_members(folder: Path) -> tuple[Member, ...] | None:
 
     ``DataError`` if the list cannot be read, or has a client number or a node id twice.
     """
-    path, members, seen = folder / MEMBERS, list[Member](), Counter[tuple[str, int]]()
+    path, members = folder / MEMBERS, list[Member]()
     if not path.exists():
         return None
     with reading(path, DataError, "is no list of members"):
@@ -404,9 +404,9 @@ def read_members(folder: Path) -> tuple[Member, ...] | None:
                 raise ValueError(f"node-id: {node!r:.40} is no id of a SuperNode")
             numbered = frozenset(numbers(clients.replace(" ", ""), MOST_CLIENTS))
             members.append(Member(name, numbered, int(node) if node else None))
-            seen.update(("client", client) for client in numbered)
-            seen.update([("node-id", int(node))] if node else ())
-        for (what, number), times in seen.items():
+        every = [("client", client) for one in members for client in one.clients]
+        every += [("node-id", one.node) for one in members if one.node is not None]
+        for (what, number), times in Counter(every).most_common(1):
             if times > 1:
                 raise ValueError(f"{what} {number} is there {times} times")
     return tuple(members)
