@@ -27,27 +27,24 @@ The next message carries the mean, which a user takes over before its step. CNFG
 baseline, is ``K = 1`` over all users with ``reg_weight = 0``.
 
 *One common layer* (``CommonLayer``): all users hold the same ``W`` and the same Adam, which is
-exactly the training of one network in one place. The gradient by ``W`` is a sum over users,
-``sum_i x_i g_i^T``. A round takes two exchanges:
+exactly the training of one network in one place. A round takes two exchanges:
 
-- server -> user: the sum of the round before; user: a step with it; user -> server: ``x'_i``, with
-  dropout on ``x_i``, and once more without dropout if the server evaluates the round before;
-- server -> user: ``g_i``; SuperNode -> server: the sum over its users.
+- server -> user: the sum of the round before, with which the user steps; user -> server: ``x'_i``,
+  with dropout on ``x_i``, and once more without dropout if the server evaluates the round before;
+- server -> user: ``g_i``; SuperNode -> server: the gradient by ``W``, ``sum_i x_i g_i^T``.
 
-The server asks for the first as soon as the round before has its sum, so that it can evaluate that
-round, too. The loss and the sum are over the users that answered; the other users take part by
-their last vector without dropout. A SuperNode that has missed a step, or is new, gets weights and
-optimiser of another SuperNode, which the server relays. If a SuperNode sends latent vectors but not
-its sum, nobody steps; a SuperNode that stops two steps in this way is left out with its users,
-until another SuperNode joins.
+The server asks for the first as soon as the round before has its sum. Loss and sum are over the
+users that answered; the other users take part by their last vector without dropout. A SuperNode
+that has missed a step, or is new, gets weights and optimiser of another SuperNode, which the server
+relays. Without the sum of one of them nobody steps; a SuperNode that stops two steps in this way is
+left out with its users, until another SuperNode joins.
 
-*Masked sums*: the server can see neither the sums of gradients nor the layer. Before the first
-round one SuperNode draws a common key and seals it for the others; the server carries the packets.
-First weights and dropout come from that key, and a copy of the layer travels under it. The sum of
-gradients is a secure sum of 64-bit words with 40 fraction bits, under pads from the same key. The
-server takes the masks off, and sends the sum on, still under the pads. Every SuperNode of a sum
-must stay until it is opened; otherwise nobody steps. With a registry the SuperNodes do not trust
-the server: public keys are signed, and each sum ends in checks that show any change.
+*Masked sums*: the server can see neither the sums of gradients nor the layer. One SuperNode draws a
+common key and seals it for the others; the server carries the packets. First weights, dropout and
+pads come from that key, and a copy of the layer travels under it. The sum of gradients is a secure
+sum of 64-bit words with 40 fraction bits. The server takes the masks off, and sends the sum on,
+still under the pads. With a registry the SuperNodes do not trust the server: public keys are
+signed, and each sum ends in checks that show any change.
 """
 
 import copy
@@ -586,7 +583,7 @@ class OwnLayer(Layer):
                 *self._mean_for(local),
                 averages,
                 saves,
-                session.run,
+                "" if message_type == "train.finish" else session.run,
             )
             for node, local in users.items()
         }
