@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor
 
-from flower_graph.client.state import CohortState, Tensors
+from flower_graph.client.state import CohortState, Tensors, forms_of
 from flower_graph.data.description import check_rows
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import CheckpointError, MalformedReplyError, RefusedError, StateLostError
@@ -197,10 +197,6 @@ class RelayReply(Message, up="train"):
     holders: Annotated[IntArray | None, COUNTS] = None  # how many users have each row
     not_saved: NotSaved = ""
 
-    @property
-    def examples(self) -> int:
-        return int(self.latent.shape[0])
-
     def check(self, known: Known) -> None:
         if (holders := self.holders) is None:
             return
@@ -225,10 +221,6 @@ class HiddenSum(Message, prefix="pad-"):
     sum_round: Annotated[int, Whole("pad-round")]  # its number, too
     ring: Annotated[Ring, RING]
     words: Annotated[RingArray, WORDS]  # the sum under pads, and checks
-
-    @property
-    def nbytes(self) -> int:
-        return self.words.nbytes
 
 
 class Advance(Message):
@@ -429,7 +421,7 @@ class NodeClient(UsersClient):
                 reply.weight_sum, reply.holders = total.cpu().numpy(), count.cpu().numpy()
         if request.checkpoint:
             reply.not_saved = self._save(request.server_round, request.run)
-        return reply.to_numpy()
+        return reply.to_numpy(request.users.size)
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
         request = RelayRequest.from_numpy(parameters, config)
@@ -440,7 +432,8 @@ class NodeClient(UsersClient):
             remove(self._file)
             remove_empty(self._file.parent)
         # Nothing more to tell; but mods such as LocalDpMod compare the shapes of both messages.
-        return RelayReply(request.server_round, np.zeros_like(request.gradient)).to_numpy()
+        zeros = np.zeros_like(request.gradient)
+        return RelayReply(request.server_round, zeros).to_numpy(request.users.size)
 
     @contextmanager
     def _updated(self, request: RelayRequest) -> Iterator[tuple[LinearCohort, Tensor]]:
@@ -587,9 +580,9 @@ class CommonLayerClient(UsersClient, MaskingClient):
         if layer.round != advance.before and advance.copy is not None:
             data = advance.copy.tobytes()
             copy = load(data if self._key is None else self._key.open(data))
+            if forms_of(copy) != forms_of(layer.tensors):
+                raise ValueError("the copy of the layer does not fit")
             for name, tensor in layer.tensors.items():
-                if name not in copy or copy[name].shape != tensor.shape:
-                    raise ValueError(f"the copy of the layer does not fit: {name}")
                 tensor.copy_(copy[name])
         if layer.round == advance.before and (total := self._total(advance)) is not None:
             layer.step(torch.from_numpy(total), advance.layer_round, advance.rate)

@@ -803,7 +803,7 @@ class CommonLayer(Layer):
         for node, reply in replies.values.items():
             advance, measured = requests[node].advance, requests[node].measured
             self.at[node] = advance.layer_round
-            total = advance.hidden if advance.total is None else advance.total
+            total = advance.total if advance.hidden is None else advance.hidden.words
             for kind, sent in (("sum", total), ("copy", advance.copy)):
                 if sent is not None:
                     self.tally("down", kind, measured, sent.nbytes)

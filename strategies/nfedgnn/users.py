@@ -158,7 +158,7 @@ class LinearCohort(Cohort):
             # everybody. It holds only if all users step together.
             weight, mean, square = (tensors[f"inactive-{name}"] for name in ADAM_TENSORS)
             nothing, whole = torch.zeros_like(weight), [0, len(weight)]
-            adam_rows_(weight, mean, square, nothing, tensors[STEP][:1], whole, rates)
+            adam_rows_(weight, mean, square, nothing, tensors[STEP][:1].cpu(), whole, rates)
 
     def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
         """Sum the users' weights; return the sum and how many users each row has."""
