@@ -24,10 +24,8 @@ from flower_graph.ops.links import (
     LinkSplit,
     both_directions,
     dot_products,
-    draw_absent,
-    ends,
+    drawn_pairs,
     split_links,
-    undirected,
 )
 from flower_graph.outputs.build import form_of
 from flower_graph.outputs.files import (
@@ -289,14 +287,10 @@ class LinkTask(NodeTask):
     def loss(self, forward: Forward, graph: GraphOnDevice) -> Tensor:
         """Return the cross-entropy of training edges and as many drawn pairs without an edge."""
         rows = None if self.decoder == MLP else forward(graph)  # whose dropout is drawn first
-        n, edges = graph.y.numel(), graph.edge_index
-        own = undirected(edges.cpu(), n)
         # By PyTorch's own generator, which is seeded for the round as for dropout
-        absent = ends(draw_absent(own, n, len(own), None), n).to(edges.device)
-        pairs = torch.cat([ends(own, n).to(edges.device), absent], 1)
+        pairs, is_edge = drawn_pairs(graph.edge_index, graph.y.numel(), None)
         score = self.scores(forward, graph, pairs) if rows is None else dot_products(rows, pairs)
-        truth = (torch.arange(pairs.shape[1], device=edges.device) < len(own)).to(score.dtype)
-        return functional.binary_cross_entropy_with_logits(score, truth)
+        return functional.binary_cross_entropy_with_logits(score, is_edge.to(score.dtype))
 
     def scores(self, forward: Forward, graph: GraphOnDevice, pairs: Tensor) -> Tensor:
         if self.decoder == MLP:
@@ -308,11 +302,9 @@ class LinkTask(NodeTask):
         split = graph.links
         assert split is not None
         early = self.scores(forward, graph, split.pairs)
-        later = self.scores(forward, self.over(graph, split.later), split.pairs)
-        score = torch.where(split.role == len(ROLES) - 1, later, early)
-        logits = torch.stack([torch.zeros_like(score), score], 1)
-        masks = {role: split.role == number for number, role in enumerate(ROLES)}
-        return Judged(logits, split.is_edge.long(), masks, [0, len(score)])
+        return judged_pairs(
+            split, early, self.scores(forward, self.over(graph, split.later), split.pairs)
+        )
 
     def snapshot(
         self, seen: Sequence[Seen], models: list[SavedModels], classes: Sequence[str] | None
@@ -331,6 +323,14 @@ class LinkTask(NodeTask):
         if not rows:
             return Snapshot(None, models)
         return Snapshot(None, models, Embeddings.join(rows), KnownLinks.join(known))
+
+
+def judged_pairs(split: LinkSplit, early: Tensor, later: Tensor) -> Judged:
+    """Judge logits of pairs ``[m]``; ``later``: with the validation edges, for test pairs."""
+    score = torch.where(split.role == len(ROLES) - 1, later, early)
+    logits = torch.stack([torch.zeros_like(score), score], 1)
+    masks = {role: split.role == number for number, role in enumerate(ROLES)}
+    return Judged(logits, split.is_edge.long(), masks, [0, len(score)])
 
 
 def _named(graph: ClientGraph) -> NDArray[np.generic]:

@@ -98,6 +98,19 @@ def draw_absent(edges: Tensor, num_nodes: int, count: int, rng: torch.Generator 
     return found
 
 
+def drawn_pairs(
+    edge_index: Tensor, num_nodes: int, rng: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """Return a graph's edges and as many drawn pairs without one, ``[2, m]``, and which are edges.
+
+    ``rng`` None: PyTorch's own.
+    """
+    own = undirected(edge_index.cpu(), num_nodes)
+    absent = draw_absent(own, num_nodes, len(own), rng)
+    pairs = ends(torch.cat([own, absent]), num_nodes).to(edge_index.device)
+    return pairs, torch.arange(pairs.shape[1], device=pairs.device) < len(own)
+
+
 def contains(ascending: Tensor, numbers: Tensor) -> Tensor:
     """Return for each number whether it is in ``ascending``."""
     if not len(ascending):

@@ -65,8 +65,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
+from flower_graph.client.learner import judged_pairs
 from flower_graph.config.common import LINKS
-from flower_graph.config.rules import BELOW_ONE, at_least, require
+from flower_graph.config.rules import at_least, require
 from flower_graph.config.schema import check_settings
 from flower_graph.data.description import server_graph
 from flower_graph.engine.cohort import Judged
@@ -81,14 +82,7 @@ from flower_graph.ops.graph import (
     laplacian_term,
     sorted_edges,
 )
-from flower_graph.ops.links import (
-    LinkSplit,
-    dot_products,
-    draw_absent,
-    ends,
-    split_links,
-    undirected,
-)
+from flower_graph.ops.links import LinkSplit, dot_products, drawn_pairs, split_links
 from flower_graph.outputs.build import form_of
 from flower_graph.outputs.files import (
     NO_CLIENT,
@@ -381,13 +375,12 @@ def config_of(
     """Return and check the settings of a strategy in somebody's own app."""
     share = AVERAGED if fields.get("average_every") else OWN
     section = StrategyConfig(**{"share": share, **fields})
-    check_settings(section)
-    section.validate()
-    BELOW_ONE.check("feature_dropout", feature_dropout)
+    model = ModelConfig(user_bias=user_bias, dropout=feature_dropout)
+    config = NFedGNNConfig(seed=seed, device=device, model=model, strategy=section)
+    check_settings(config)
     has_use = section.share == SUMMED or not feature_dropout
     require(has_use, "feature_dropout", feature_dropout, f"0 without share={SUMMED}")
-    model = ModelConfig(user_bias=user_bias, dropout=feature_dropout)
-    return NFedGNNConfig(seed=seed, device=device, model=model, strategy=section)
+    return config
 
 
 # The users' layers -------------------------------------------------------------------------------
@@ -1232,11 +1225,8 @@ class LinkRelayServer(RelayServer):
         """Compute the cross-entropy of training edges and as many drawn pairs without an edge."""
         # logits: rows of nodes [n, h]; of pairs whose users were heard
         assert isinstance(self.graph, Tensor)
-        own = undirected(self.graph.cpu(), self.num_nodes)
         rng = generator(self.seed, "absent-links", server_round)
-        absent = draw_absent(own, self.num_nodes, len(own), rng)
-        pairs = ends(torch.cat([own, absent]), self.num_nodes).to(self.device)
-        is_edge = torch.arange(pairs.shape[1], device=self.device) < len(own)
+        pairs, is_edge = drawn_pairs(self.graph, self.num_nodes, rng)
         kept = heard[pairs[0]] & heard[pairs[1]]
         if not kept.any():
             return 0 * logits.sum()
@@ -1251,10 +1241,7 @@ class LinkRelayServer(RelayServer):
             _scores(self.eval_model, self.logits(edges), split.pairs)
             for edges in (split.messages, split.later)
         )
-        score = torch.where(split.role == len(ROLES) - 1, later, early)
-        masks = {role: split.role == number for number, role in enumerate(ROLES)}
-        logits = torch.stack([torch.zeros_like(score), score], 1)
-        return Judged(logits, split.is_edge.long(), masks, [0, len(score)])
+        return judged_pairs(split, early, later)
 
     def snapshot(self) -> Snapshot:
         edges = self.whole[:, self.known[self.whole].all(0)].cpu().numpy()

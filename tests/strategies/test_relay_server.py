@@ -150,9 +150,8 @@ def test_resolve_device(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert resolve_device("auto") == resolve_device("cpu") == CPU
-    for name in ("cuda:1", "gpu"):
-        with pytest.raises(ValueError, match=f"device: '{name}'"):
-            resolve_device(name)
+    with pytest.raises(ValueError, match="device: 'cuda:1'"):
+        resolve_device("cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert resolve_device("auto").type == "cuda"
