@@ -97,10 +97,3 @@ def test_a_models_adam_is_pytorchs_to_the_bit(decoupled: bool) -> None:
     expected, *rest = ends
     for parameters in rest:
         assert all(torch.equal(*pair) for pair in zip(parameters, expected, strict=True))
-
-
-def test_another_models_state_is_refused() -> None:
-    one = Adam([nn.Parameter(torch.zeros(2))], lr=RATE)
-    two = Adam([nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))], lr=RATE)
-    with pytest.raises(ValueError, match="zip"):
-        two.load_state_dict(one.state_dict())

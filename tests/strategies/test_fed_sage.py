@@ -23,7 +23,6 @@ from flower_graph.strategies.fed_sage import strategy as strategy_module
 from flower_graph.strategies.fed_sage.modules import (
     CODE,
     FEATURES,
-    HIDDEN_SHARE,
     LATENT,
     NEIGHBOURS,
     UNTRAINED,
@@ -227,12 +226,6 @@ def test_generator_loss_equals_a_slow_one_with_its_gradient(place: int) -> None:
     for grad, exact in zip(found, wanted, strict=True):
         exact = torch.zeros_like(grad) if exact is None else exact
         torch.testing.assert_close(grad, exact, atol=1e-5, rtol=1e-4)
-
-
-def test_a_quarter_of_the_nodes_is_hidden() -> None:
-    for ego in networks():
-        n = ego.nodes.numel()
-        assert impaired(ego).impaired.kept.numel() == n - int(HIDDEN_SHARE * n)
 
 
 def test_learning_together_follows_the_mean_of_own_and_foreign_gradients() -> None:

@@ -43,17 +43,6 @@ def changed(place: int, **values: Any) -> list[ClientGraph]:
     return graphs
 
 
-def test_all_clients_start_from_one_draw() -> None:
-    start, other = first_model(SETTINGS), first_model(SETTINGS._replace(seed=4))
-    assert start["gnn-first"].abs().max() <= (6 / (8 + 5)) ** 0.5
-    assert not torch.equal(start["gnn-first"], start["encoder-first"])
-    assert not torch.equal(other["gnn-first"], start["gnn-first"])
-    rest = start["gnn-rest"]
-    for matrix in (start["gnn-first"], rest[5:25]):
-        assert matrix.unique().numel() == matrix.numel()
-    assert not rest[:5].any() and not rest[25:].any()
-
-
 @pytest.mark.parametrize("method", [FEDGLS, "fed-gnn-knn"])
 def test_learned_graphs_against_the_true_ones(method: str) -> None:
     own = settings_of(method)
