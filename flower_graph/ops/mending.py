@@ -78,14 +78,10 @@ def nearest_hidden(generated: Tensor, slot: Slots, graph: Impaired, x: Tensor) -
 
 def nearest_of_each(generated: Tensor, x: Tensor, ptr: list[int]) -> Tensor:
     """Find for each generated neighbour the nearest node of every client."""
-    # generated [r, f], x [n, f]
+    # generated [r, f], x [n, f] in CSR form
     # ||g - x||^2 without ||g||^2, which is the same for all nodes.
-    values = x.values() if x.layout == torch.sparse_csr else x
-    if x.layout == torch.sparse_csr:
-        row = torch.repeat_interleave(x.crow_indices().diff())
-        square = values.new_zeros(x.shape[0]).index_add_(0, row, values.square())
-    else:
-        square = values.square().sum(1)
+    row = torch.repeat_interleave(x.crow_indices().diff())
+    square = x.values().new_zeros(x.shape[0]).index_add_(0, row, x.values().square())
     distance = (x @ generated.T.contiguous()).mul_(-2).add_(square[:, None])
     parts = itertools.pairwise(ptr)
     return torch.stack([distance[first:last].argmin(0) + first for first, last in parts])

@@ -56,21 +56,6 @@ def test_learned_adjacency_equals_the_formula(case: tuple[Tensor, Tensor]):
         torch.testing.assert_close(propagate(Adjacency(one, one), torch.eye(n).double()), found)
 
 
-@given(case=kept(), h=st.integers(1, 4))
-def test_weighted_propagate_equals_a_dense_product(case: tuple[Tensor, Tensor], h: int):
-    neighbours, values = case
-    n = len(values)
-    learned = LearnedGraph.of(neighbours, values.gather(1, neighbours))
-    weight = learned.entries.requires_grad_()
-    x = values[:, :1].repeat(1, h).cumsum(1).requires_grad_()
-    upstream = torch.linspace(-1, 1, n * h, dtype=torch.float64).view(n, h)
-    results = []
-    for found in (learned.propagate(x), matrix(learned.edge_index, weight, n) @ x):
-        results.append((found, *torch.autograd.grad((found * upstream).sum(), (weight, x))))
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other)
-
-
 # Learned edges against the true ones
 
 
