@@ -304,10 +304,11 @@ class EgoCohort(Cohort):
 
     def is_behind(self, clients: Sequence[int], step: int) -> bool:
         """Whether one of the clients has not come to a step yet (``STEPS``)."""
-        return any(self.tensors[STEPS][self._places[client]] < step for client in clients)
+        places = [self._places[client] for client in clients]
+        return bool((self.tensors[STEPS][places] < step).any())
 
     def note(self, clients: Sequence[int], step: int) -> None:
-        self.tensors[STEPS][torch.tensor([self._places[one] for one in clients])] = step
+        self.tensors[STEPS][[self._places[client] for client in clients]] = step
 
 
 def train_alone(graph: NewGraph, settings: EgoSettings, rounds: int) -> Tensor:

@@ -91,7 +91,7 @@ from flower_graph.strategies.fedscem.messages import (
 from flower_graph.strategies.fedscem.modules import EgoGCN, first_model
 from flower_graph.wire.arrays import Config, largest_size
 from flower_graph.wire.counts import as_counts, counts_size
-from flower_graph.wire.exchange import Replies, reasons_of
+from flower_graph.wire.exchange import Replies
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import MAX_NUMBER, ROLES, RUN_TOKEN, SERVER_ROUND, SUMS, TOTAL
 from flower_graph.wire.ledger import ByteLedger, Traffic, count_bytes, reply_bytes, setup_bytes
@@ -203,7 +203,9 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         distrusted = session.members.parties is not None
         self.layout = base.vector_layout(self.settings, session.num_slots, checked=distrusted)
         if self.ring is not None:
-            terms = round_terms(server_round, self.ring, session.order)
+            aligner = session.members.aligner
+            order = aligner.order if isinstance(aligner, AlignmentServer) else None
+            terms = round_terms(server_round, self.ring, order)
             masks = session.sums.masks(self.layout.length, self.ring.word, terms)
             chosen = {node: mask.clients.tolist() for node, mask in masks.items()}
             self._drawn = set(session.sums.clients)
@@ -528,7 +530,6 @@ class EgoSession(Session):
         self.setup_seconds = 0.0
         self.num_slots = 0  # identities that two clients or more hold
         self.unaligned: dict[int, str] = {}  # clients that cannot take part: reason
-        self._told = 0  # clients that the log has named already
 
     @property
     def clients(self) -> dict[int, list[int]]:
@@ -552,9 +553,7 @@ class EgoSession(Session):
         if begun:
             members.begin_epoch()
             self.unaligned.clear()
-        if not self.everyone:
-            reasons = reasons_of(self.rejected)
-            raise NoClientsError(f"no SuperNode hosts clients of this run: {reasons}")
+        self.hosted()
         if members.parties is None:
             aligner = members.aligner
             begun = has_new or (isinstance(aligner, AlignmentServer) and aligner.is_behind)
@@ -570,9 +569,9 @@ class EgoSession(Session):
         while isinstance(aligner, AlignmentServer) and aligner.waits(self.sums.server.out):
             self._unite(server_round, aligner)
             self._ask_stages(server_round)  # after a failed union all are aligned again
-        for entry in by_reason(grouped(dict(aligner.blamed[self._told :]))):
+        new = {client: why for client, why in aligner.blamed if client not in self.unaligned}
+        for entry in by_reason(grouped(new)):
             LOG.warning("client %s takes no part: %s", entry["clients"], entry["reason"])
-        self._told = len(aligner.blamed)
         published = aligner.publications()
         members.unsent = {node: message.to_config() for node, message in published.items()}
         self.num_slots = max((message.num_slots for message in published.values()), default=0)
@@ -630,12 +629,6 @@ class EgoSession(Session):
             raise NoClientsError(f"round {server_round}: no client of the run is connected")
         drawn = self.draw(len(everyone), server_round, least=self._fewest)
         return [everyone[index] for index in drawn]
-
-    @property
-    def order(self) -> NDArray[np.uint8] | None:
-        """The tokens of the slots, in their order; None where identities are not blinded."""
-        aligner = self.members.aligner
-        return aligner.order if isinstance(aligner, AlignmentServer) else None
 
 
 class EgoMembership(SumMembership):
