@@ -139,6 +139,7 @@ def test_a_page_is_found_in_the_site_by_its_name_or_the_end_of_it(
     ):
         assert main(["docs", *asked]) == 0
         assert opened[-1] == capsys.readouterr().out.strip() == f"{tmp_path.as_uri()}/{file}"
+    assert main(["docs", "own-data", "--path"]) == 0 and len(opened) == 4
     with pytest.raises(ConfigError, match="own-data"):
         documentation.address_of("own-dta")
 

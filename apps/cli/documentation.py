@@ -36,11 +36,12 @@ def docs_command(args: argparse.Namespace) -> int:
     """Open a page, or print it where there is no site."""
     address = address_of(args.page)
     path, _, anchor = address.partition("#")
-    if path.endswith(".md"):
+    if path.endswith(".md") and not args.path:
         say(text_of(Path(unquote(urlparse(path).path)), anchor))
         return 0
     say(address)
-    webbrowser.open(address)
+    if not args.path:
+        webbrowser.open(address)
     return 0
 
 

@@ -120,6 +120,7 @@ RUN = f"""\
 --ray-address HOST:PORT  with --engine flwr: join the Ray cluster with its head there, this machine
   one of it
 --supernodes N  number of SuperNodes that share the clients
+--every N  record the accuracy of each client every N rounds; the same as every=N
 --quiet  print the final summary only
 --log-every N  where no bar is drawn, print a line every N rounds; default: 1
 --json  print an object for each round on stdout, and the summary on stderr
@@ -156,6 +157,7 @@ runs RUN [+]  folder of a run, or with runs in it; several are compared
 """
 DOCS = """\
 page PAGE [?]  such as own-data, privacy/noise or outputs#metrics; default: the first page
+--path  print where it is alone
 """
 SHOW = f"{CONFIG}--plain  YAML alone, without explanations\n{APP}"
 NEW_METHOD = """\

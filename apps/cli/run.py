@@ -166,6 +166,8 @@ def _plan(args: argparse.Namespace) -> tuple[Path, list[Job]]:
     if name is not None and "=" in name and not is_file_name(name):
         # Only `--resume` does without a config; the first word is an override then.
         overrides, name = [name, *overrides], None
+    if args.every is not None:
+        overrides.append(f"every={args.every}")
     if args.resume is not None:
         if not args.resume.is_dir():
             raise CheckpointError(f"--resume {args.resume}: no run to resume; no such folder")
