@@ -211,7 +211,7 @@ def make_server(
     strategy = method_of(config).build_strategy(config, out, folder)
     # A registry says itself which SuperNode may speak for which client
     members = None if folder is None or how.distrusts else read_members(folder.path)
-    strategy.session.admission = Admission(members, how.most_supernodes)
+    strategy.session.members.admission = Admission(members, how.most_supernodes)
     return strategy
 
 

@@ -151,6 +151,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         If an argument is impossible.
     """
 
+    _kept: "StrategyState"  # from ``start`` on
     _warned = 0  # answers at the last warning that they are too few for a robust average
     personal: bool = False  # whether ``combine`` gives each client arrays of its own
     weighted_sum: bool = True  # of ``combine`` as it is here; a class with another says it anew
@@ -179,7 +180,6 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         self._number = 0  # of the round
         self._is_averaged = False  # whether ``combine`` called Flower's average
         self._unsaved: dict[int, str] = {}  # SuperNodes that saved no checkpoint, and why
-        self._kept: StrategyState | None = None  # while ``start`` runs
 
     # What a method says
 
@@ -269,8 +269,6 @@ class ReportedFedAvg(RoundLoop, FedAvg):
 
     def begin(self, initial_arrays: ArrayRecord | None) -> None:
         self.arrays = self.first_arrays() if initial_arrays is None else initial_arrays
-        self.own_arrays = {}
-        self.session.renew(Membership(named=self.personal))
         self._kept = StrategyState(self)
         self.summary()
 
@@ -331,9 +329,6 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         exchange, timeout = self.session.exchange, self.session.timeout
         return exchange.relay(sent.values(), server_round=self._number, timeout=timeout)
 
-    def finish(self, server_round: int) -> None:
-        self._kept = None
-
     def summary(self) -> None:
         super().summary()
         how = self.session.min_nodes, self.session.share, self.session.seed
@@ -345,7 +340,6 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         return self._unsaved
 
     def state(self) -> dict[str, object]:
-        assert self._kept is not None
         return {
             "strategy": self._kept.state_dict(),
             "clients": self.session.members.everyone(),
@@ -354,7 +348,6 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         }
 
     def load_state(self, state: StateDict) -> None:
-        assert self._kept is not None
         self._kept.load_state_dict(state["strategy"])
         # Averaging may have changed their type: FedAdam's is wider than the first model's.
         forms = [(name, tuple(array.shape)) for name, array in self.arrays.items()]

@@ -6,6 +6,7 @@ questions to newcomers subclasses `Membership`.
 """
 
 import logging
+import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain, repeat
 from typing import Any, ClassVar, TypeVar
@@ -82,7 +83,8 @@ class Membership:
         self.absent = set[int]()  # clients that no SuperNode hosts any more
         # gives the entries about the run for newcomers
         self.greet: Callable[[list[int]], None] | None = None
-        self.resume = Resume()  # the entries about the run, and the checkpoint that it goes on from
+        # A name of the run that no other has, and the checkpoint that it goes on from
+        self.resume = Resume(run=uuid.uuid4().hex)
         self.saved: Resume | None = None  # the last checkpoint that this start of the run has made
         self.admission = Admission()  # rules of enrolment
         self.bound: dict[int, int] = {}  # the last SuperNode of each client

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
@@ -69,6 +69,7 @@ class RoundLoop(Strategy):
     _own_outputs: KeptFolder | None = None  # of the server
     _keeping: set[int]  # SuperNodes that keep outputs
     usual_rounds: ClassVar = 100
+    refused: ClassVar[Sequence[str]] = ()  # arguments of ``start`` that have no effect
     metrics: Sequence[str] = (ACCURACY,)  # that are reported; the first decides what is best
     counting = ""  # the kind of counts that clients send; none for the accuracy alone
     num_classes: int = 0  # that clients predict, where predictions can be counted
@@ -135,9 +136,6 @@ class RoundLoop(Strategy):
 
     def finish(self, server_round: int) -> None:
         """Send the last message, after the last round."""
-
-    def check_start(self, given: Collection[str], *, resume: bool) -> None:
-        """Refuse a second start, and arguments of ``start`` that have no effect."""
 
     # The loop
 
@@ -241,7 +239,10 @@ class RoundLoop(Strategy):
             "evaluate_config": evaluate_config,
             "evaluate_fn": evaluate_fn,
         }
-        self.check_start([n for n, value in given.items() if value is not None], resume=resume)
+        if unused := [name for name in self.refused if given[name] is not None]:
+            raise ValueError(f"{', '.join(unused)}: the server has no use for it; leave it out")
+        if self.session.is_open and not resume:
+            raise ValueError("this strategy has run already: build a new one, or resume the run")
         self.best = BestRound()
         self.begin(initial_arrays)
         self.session.open(grid, timeout, rounds)
@@ -432,7 +433,7 @@ class RoundLoop(Strategy):
         session.exchange.ledger.load_state_dict(state[WIRE])
         session.members.bound = dict(state[BOUND])
         resume = Resume(str(state["run"]), server_round, secrets.token_hex(8))
-        session.resume, self.best.last = resume, server_round
+        session.members.resume, self.best.last = resume, server_round
 
 
 def _entries(report: RoundReport, names: Iterable[str]) -> dict[str, float]:
@@ -448,6 +449,13 @@ A = TypeVar("A", bound=Any)  # a reply, after it is read; ``not_saved`` says why
 
 class RoundStrategy(RoundLoop, Generic[Q, A]):
     """A server with rounds of its own, in which clients or the server measure during ``train``."""
+
+    refused: ClassVar[Sequence[str]] = (
+        "initial_arrays",
+        "train_config",
+        "evaluate_config",
+        "evaluate_fn",
+    )
 
     def __init__(self, session: Session) -> None:
         self.session, self.best = session, BestRound()
@@ -504,12 +512,6 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
     ) -> RoundReport:
         named = {f"{role}_accuracy": accuracy[role] for role in ROLES}
         return self.session.report(server_round, who, **named, **figures)
-
-    def check_start(self, given: Collection[str], *, resume: bool) -> None:
-        if self.session.is_open:
-            raise ValueError("this strategy has run already: build a new one")
-        if given:
-            raise ValueError(f"{', '.join(given)}: the server has no such model; leave it out")
 
     def summary(self) -> None:
         LOG.info("%s: %s", type(self).__name__, self.fixed_settings())

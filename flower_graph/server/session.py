@@ -6,7 +6,6 @@ clients of each SuperNode (`members`), the exchange with its byte ledger, and th
 """
 
 import logging
-import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,11 +32,11 @@ from flower_graph.records.participation import (
 )
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
-from flower_graph.server.membership import Admission, Membership
+from flower_graph.server.membership import Membership
 from flower_graph.storage import checkpoint
 from flower_graph.storage.reading import StateDict
 from flower_graph.wire.exchange import Exchange, Rejected, Replies, few, reasons_of
-from flower_graph.wire.fields import Resume, read_not_saved
+from flower_graph.wire.fields import read_not_saved
 from flower_graph.wire.ledger import ByteLedger, reply_bytes
 
 LOG = logging.getLogger(__name__)
@@ -66,6 +65,8 @@ class Session:
     checkpoints, every ``checkpoint_every`` rounds and the last round are saved.
     """
 
+    exchange: Exchange  # once the session is open
+
     def __init__(
         self,
         members: Membership,
@@ -76,14 +77,11 @@ class Session:
     ) -> None:
         check_settings(section)
         self.members, self.min_nodes = members, section.fewest_nodes
-        self.admission = Admission()  # rules of enrolment; set before the session is open
         self.share, self.seed = section.participation, seed
         at_least(0).check("checkpoint_every", checkpoint_every)
         has_folder = not checkpoint_every or checkpoint_dir is not None
         require(has_folder, "checkpoint_every", checkpoint_every, "0 without checkpoint_dir")
         self.folder, self.every = checkpoint_dir, checkpoint_every  # of checkpoints
-        # Distinguishes the run's files from others; and the checkpoint that it resumes from
-        self.resume = Resume(run=uuid.uuid4().hex)
         self._is_late = False  # whether a checkpoint is overdue
         self.timeout, self.rounds = 600.0, 0
         self.early_stop_at = 0  # the round after which the run ends unless accuracy improves
@@ -91,31 +89,13 @@ class Session:
         # SuperNode to the clients this round asks
         self.asked: dict[int, Collection[int] | NDArray[np.int64]] = {}
         self.rejected: list[Rejected] = []  # SuperNodes left out in this round
-        self._exchange: Exchange | None = None
-
-    @property
-    def exchange(self) -> Exchange:
-        assert self._exchange is not None
-        return self._exchange
-
-    @property
-    def ledger(self) -> ByteLedger:
-        return ByteLedger() if self._exchange is None else self._exchange.ledger
-
-    @property
-    def is_open(self) -> bool:
-        return self._exchange is not None
+        self.is_open, self.ledger = False, ByteLedger()
 
     def open(self, grid: Grid, timeout: float, rounds: int = 0) -> None:
         """Set the grid, the seconds that an exchange may take, and the rounds if known."""
-        self._exchange, self.timeout, self.rounds = Exchange(grid), timeout, rounds
-        self.members.resume, self.members.admission = self.resume, self.admission
+        self.exchange, self.timeout, self.rounds = Exchange(grid), timeout, rounds
+        self.ledger, self.is_open = self.exchange.ledger, True
         replace_dead_actors()
-
-    def renew(self, members: Membership) -> None:
-        """Begin a new run, with an empty membership and a new token."""
-        self.members, self._exchange = members, None
-        self.resume, self._is_late = Resume(run=uuid.uuid4().hex), False
 
     # Whom to ask
 
@@ -266,7 +246,7 @@ class Session:
 
     @property
     def run(self) -> str:
-        return self.resume.run
+        return self.members.resume.run
 
     def save(self, server_round: int, state: StateDict, missing: Mapping[int, str]) -> bool:
         assert self.folder is not None
@@ -299,11 +279,11 @@ class Session:
 
     def rejoin(self) -> list[str]:
         """Have all clients load the checkpoint of the resumed run; return why some cannot."""
-        resume = self.members.resume = self.resume
         for node in [*self.members.clients]:
             self.members.forget(node)
         connected = self.exchange.nodes(self.min_nodes, self.timeout)
-        refused = self.members.ask(self.exchange, connected, resume.server_round, self.timeout)
+        number = self.members.resume.server_round
+        refused = self.members.ask(self.exchange, connected, number, self.timeout)
         if self.members.absent and not refused:
             LOG.warning("clients %s are not connected", ranges(self.members.absent))
         lacking = [entry for entry in refused if entry.node_id not in self.members.strangers]

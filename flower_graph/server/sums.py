@@ -36,10 +36,10 @@ from flower_graph.secure.sum.server import Cause, Reason, Skipped, SumResult, Su
 from flower_graph.server.membership import Membership
 from flower_graph.wire.arrays import Config, Scalar, read_array
 from flower_graph.wire.client_errors import Kind
-from flower_graph.wire.codec import Message
+from flower_graph.wire.codec import Message, entries_of
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
 from flower_graph.wire.fields import Resume, read_handled
-from flower_graph.wire.keys import ARRAYS, CONFIG, MASKED_SUM, METRICS
+from flower_graph.wire.keys import ARRAYS, CONFIG, MASKED_SUM
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
@@ -64,12 +64,6 @@ def as_record(*parts: Message | Mapping[str, Scalar]) -> RecordDict:
     for part in parts:
         entries |= part.to_config() if isinstance(part, Message) else part
     return RecordDict({CONFIG: ConfigRecord({**entries})})
-
-
-def entries_of(content: RecordDict) -> dict[str, object]:
-    """Return a reply's entries: the adaptor puts numbers and other values into two records."""
-    config = content.config_records.get(CONFIG, ConfigRecord())
-    return {**content.metric_records.get(METRICS, {}), **config}
 
 
 class SumMembership(Membership):

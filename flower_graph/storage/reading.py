@@ -66,10 +66,6 @@ def reason(error: BaseException) -> str:
         return error.strerror or one_line(error)
     if isinstance(error, UnicodeDecodeError):
         return "it is no UTF-8 text"
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    if isinstance(error, MemoryError):
-        return "there is no memory for what it holds"
     words = one_line(words_of(error), MAX_REASON)
     plain = type(error) in (ValueError, json.JSONDecodeError)
     return words if plain else f"{type(error).__name__}: {words}"

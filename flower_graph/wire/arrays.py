@@ -61,11 +61,9 @@ def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[np.g
     """Read Flower's ``Array`` as an ndarray, by default without a copy."""
     if array.stype != SType.NUMPY:
         raise MalformedReplyError(f"array {name!r} is serialised as {brief(array.stype)}")
-    start = 10 if array.data[6:7] == b"\x01" else 12
-    length = int.from_bytes(array.data[8:start], "little")
+    length = int.from_bytes(array.data[8:10], "little")
     try:
-        head = array.data[: min(start + length, MAX_HEADER)]
-        shape, fortran, dtype, offset = _read_header(head)
+        shape, fortran, dtype, offset = _read_header(array.data[: min(10 + length, MAX_HEADER)])
     except Exception as error:  # hostile bytes make the parser raise almost anything
         raise MalformedReplyError(f"array {name!r} is not in NumPy's format: {error}") from error
     if dtype.hasobject:
@@ -87,13 +85,9 @@ def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[np.g
 @lru_cache(HEADERS)
 def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
     stream = BytesIO(head)
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        header = np.lib.format.read_array_header_1_0(stream)
-    elif version == (2, 0):
-        header = np.lib.format.read_array_header_2_0(stream)
-    else:
+    if (version := np.lib.format.read_magic(stream)) != (1, 0):  # later ones are for long heads
         raise ValueError(f"npy version {version}")
+    header = np.lib.format.read_array_header_1_0(stream)
     if min(header[0], default=0) < 0:
         raise ValueError(f"shape {header[0]}")
     return (*header, stream.tell())

@@ -102,7 +102,7 @@ class ClientMean(Field[Tensor]):
         to.config |= sums(self.key, value, to.message.weight)
 
     def read(self, name: str, reading: Reading) -> float:
-        return mean_of(reading.metrics, self.key)
+        return mean_of(reading.config, self.key)
 
 
 class Enrolment(Message, up="query"):
@@ -371,8 +371,6 @@ def count_payload(
     """Count every client's arrays both ways, also if clients share a SuperNode."""
 
     def bytes_of_each(record: ArrayRecord, count: int) -> int:
-        if count == 1:
-            return record.count_bytes()
         total = 0
         for name, array in record.items():
             # NumPy's header, by the length that it states; it may not have been checked yet

@@ -15,7 +15,6 @@ letter sets its size, and all others must have the same. The comment describes t
 its own consistency in ``check``.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache, cached_property, lru_cache
@@ -55,10 +54,9 @@ def axes(shape: str) -> tuple[int | str, ...]:
 
 @dataclass
 class Reading:
-    """The records that a message is read from, and the values and sizes read so far."""
+    """The entries and arrays of a message that is read, and the values and sizes read so far."""
 
     config: Entries
-    metrics: Entries  # the metric record of a reply; otherwise the same as ``config``
     # All arrays in the order of the fields, as a NumPyClient gets them; or a reply, by name
     arrays: Parameters | RecordDict
     known: Known = field(default_factory=dict)  # what was asked for, by names of fields
@@ -81,12 +79,11 @@ class Reading:
             for axis, size in zip(axes(shape), found, strict=True)
         )
 
-    def fit(self, shape: str, count: int) -> tuple[int, ...] | None:
-        """Return the shape of ``count`` items if at most one size is unknown; else None."""
-        sizes = self.shape(shape)
-        unit = math.prod(size for size in sizes if size != -1) or 1
-        result = tuple(count // unit if size == -1 else size for size in sizes)
-        return result if math.prod(result) == count and self.binds(shape, result) else None
+
+def entries_of(content: RecordDict) -> dict[str, object]:
+    """Return a reply's entries: the adaptor puts numbers and other values into two records."""
+    numbers = record_of(content, METRICS, MetricRecord) or MetricRecord()
+    return {**numbers, **(record_of(content, CONFIG, ConfigRecord) or ConfigRecord())}
 
 
 @dataclass
@@ -119,18 +116,13 @@ class Field(Generic[T]):
         if not (self.optional and is_empty(value)) and not is_empty(entry := self.encode(value)):
             to.config[self.key] = entry
 
-    def read(self, name: str, reading: Reading) -> object:
+    # Any: a T, or ABSENT
+    def read(self, name: str, reading: Reading) -> Any:
         """Read and check a field's value; ``ABSENT`` if it is optional and missing."""
-        if self.optional and self.entry(reading) is None:
+        entry = reading.config.get(self.key)
+        if entry is None and self.optional:
             return ABSENT
-        return self.required(name, reading)
-
-    def required(self, name: str, reading: Reading) -> T:
-        entry = self.entry(reading)
         return self.decode(self.empty if entry is None else entry, name, reading)
-
-    def entry(self, reading: Reading) -> object:
-        return (reading.metrics if self.is_number else reading.config).get(self.key)
 
     def encode(self, value: T) -> object:
         return value
@@ -169,24 +161,18 @@ class Tensor(Field[NDArray[np.generic] | None]):
     def read(self, name: str, reading: Reading) -> object:
         if self.when and not reading.values.get(self.when, reading.known.get(self.when)):
             return ABSENT
-        if not isinstance(reading.arrays, RecordDict):
-            return take(self.key, self.shape, reading)
-        record, _, key = self.key.partition("/")
         limit, shape = self.limit, reading.shape(self.shape)
-        if limit is not None and self.per:
-            limit *= max(1, reading.sizes[self.per])
-        return read_array(reading.arrays, record, key, shape, limit=limit)
-
-
-def take(key: str, shape: str, reading: Reading) -> NDArray[np.generic]:
-    """Take the next array of a NumPyClient's arguments; only its shape can be wrong."""
-    arrays = reading.arrays
-    if isinstance(arrays, RecordDict) or not arrays:
-        raise MalformedReplyError(f"the array {key} is missing")
-    value, words = arrays.pop(0), reading.words(shape)
-    if not reading.binds(shape, value.shape):
-        raise MalformedReplyError(f"{key} has shape {value.shape}, expected {words}")
-    return value
+        if isinstance(reading.arrays, RecordDict):
+            record, _, key = self.key.partition("/")
+            if limit is not None and self.per:
+                limit *= max(1, reading.sizes[self.per])
+            return read_array(reading.arrays, record, key, shape, limit=limit)
+        if not reading.arrays:
+            raise MalformedReplyError(f"the array {self.key} is missing")
+        value, words = reading.arrays.pop(0), reading.words(self.shape)
+        if not reading.binds(self.shape, value.shape):
+            raise MalformedReplyError(f"{self.key} has shape {value.shape}, expected {words}")
+        return value
 
 
 @dataclass(frozen=True)
@@ -202,15 +188,13 @@ class Part(Field[object]):
 
     @cached_property
     def parts(self) -> Mapping[str, AnyField]:
-        return fields_of(self.make) if self.fields is None else self.fields
+        """The fields, in the order in which they are read."""
+        fields = fields_of(self.make) if self.fields is None else self.fields
+        return dict(sorted(fields.items(), key=lambda item: item[1].turn))
 
     @cached_property
     def others(self) -> set[str]:
         return getattr(self.make, "__dataclass_fields__", {}).keys() - self.parts.keys()
-
-    @cached_property
-    def _by_turns(self) -> list[tuple[str, AnyField]]:
-        return sorted(self.parts.items(), key=lambda item: item[1].turn)
 
     def write(self, value: object, to: Writing) -> None:
         if value is not None:
@@ -222,13 +206,13 @@ class Part(Field[object]):
     def read(self, name: str, reading: Reading) -> object:
         if self.when and not reading.config.get(self.when):
             return ABSENT
-        own = Reading(reading.config, reading.metrics, reading.arrays)
+        own = Reading(reading.config, reading.arrays)
         return self.make(**self.values(own))
 
     # Any, here and below: fields have values of any type, and so have entries
     def values(self, reading: Reading) -> dict[str, Any]:
         """Read all fields in order, and leave out optional ones that are missing."""
-        for name, part in self._by_turns:
+        for name, part in self.parts.items():
             value = part.read(name, reading)
             if value is not ABSENT:
                 reading.values[name] = value
@@ -242,7 +226,7 @@ class Part(Field[object]):
 
     # Any: what ``make`` makes
     def from_config(self, config: Entries) -> Any:
-        return self.make(**self.values(Reading(config, config, [])))
+        return self.make(**self.values(Reading(config, [])))
 
 
 @cache
@@ -308,17 +292,12 @@ class Message:
         records = {record: ArrayRecord(named) for record, named in arrays.items()}
         return RecordDict({CONFIG: ConfigRecord(written.config), **records})
 
-    @property
-    def examples(self) -> int:
-        return 1
-
-    def to_numpy(self, examples: int | None = None) -> Answer:
+    def to_numpy(self, examples: int = 1) -> Answer:
         """Return the message as the result of a ``NumPyClient``'s method."""
         written = self._written()
         names = [name.removeprefix(f"{ARRAYS}/") for name in written.arrays]
         metrics = written.config | ({ARRAY_NAMES: names} if names else {})
-        count = self.examples if examples is None else examples
-        return list(written.arrays.values()), count, metrics
+        return list(written.arrays.values()), examples, metrics
 
     @classmethod
     def from_config(cls, config: Entries, **known: object) -> Self:
@@ -326,16 +305,12 @@ class Message:
 
     @classmethod
     def from_numpy(cls, parameters: Parameters, config: Entries, **known: object) -> Self:
-        return cls._read(Reading(config, config, list(parameters), known))
+        return cls._read(Reading(config, list(parameters), known))
 
     @classmethod
     def read(cls, content: RecordDict, **known: object) -> Self:
         """Read and check a reply; ``known`` are sizes by their letters and values by names."""
-        config = record_of(content, CONFIG, ConfigRecord) or ConfigRecord()
-        is_query = "query" in cls.up  # a ``query``, whose answer has one record
-        sent = None if is_query else record_of(content, METRICS, MetricRecord)
-        metrics = config if is_query else sent or MetricRecord()
-        return cls._read(Reading(config, metrics, content, known))
+        return cls._read(Reading(entries_of(content), content, known))
 
     @classmethod
     def _read(cls, reading: Reading) -> Self:

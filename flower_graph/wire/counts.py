@@ -8,15 +8,15 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.ops.counts import ERROR_SUMS, Counts, Errors, count, count_size
-from flower_graph.wire.arrays import IntArray, record_of
-from flower_graph.wire.codec import Entries, Reading, Writing
+from flower_graph.wire.arrays import IntArray
+from flower_graph.wire.codec import Reading, Writing, entries_of
 from flower_graph.wire.fields import Exact, Word
-from flower_graph.wire.keys import CONFIG, COUNTED, COUNTING, ERRORS, HISTOGRAMS, RANKS, ROLES
+from flower_graph.wire.keys import COUNTED, COUNTING, ERRORS, HISTOGRAMS, RANKS, ROLES
 
 GROUP = "metrics"  # of the page
 PARTS = {"": 0, HISTOGRAMS: 2, RANKS: 3}  # of ``Counts`` that a run asks for; else one
@@ -37,7 +37,11 @@ class CountsField(Exact):
     def read(self, name: str, reading: Reading) -> Counts | Errors | None:
         classes, what = reading.known.get("classes", 0), reading.known.get("counting", "")
         reading.sizes["m"] = counts_size(classes, what)
-        return as_counts(self.required(name, reading), classes, what) if what else None
+        if not what:
+            return None
+        return as_counts(
+            self.decode(reading.config.get(self.key, b""), name, reading), classes, what
+        )
 
 
 COUNTS = (
@@ -50,9 +54,8 @@ Counted = Annotated[Counts | Errors | None, COUNTED_FIELD]
 
 def read_counts(content: RecordDict, classes: int, counting: str) -> Counts | Errors | None:
     """Read the clients' counts; ``MalformedReplyError`` if they are not as asked."""
-    config: Entries = record_of(content, CONFIG, ConfigRecord) or {}
     known = {"classes": classes, "counting": counting}
-    return COUNTED_FIELD.read("counts", Reading(config, config, [], known))
+    return COUNTED_FIELD.read("counts", Reading(entries_of(content), [], known))
 
 
 def as_counts(row: IntArray, classes: int, counting: str) -> Counts | Errors:

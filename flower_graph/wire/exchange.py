@@ -23,7 +23,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from flower_graph.errors import MAX_REASON, MalformedReplyError, NoClientsError, one_line, words_of
-from flower_graph.flower_compat import SUPERLINK_NODE_ID, ErrorCode, pull, stamp
+from flower_graph.flower_compat import SUPERLINK_NODE_ID, ErrorCode, pull
 from flower_graph.wire.client_errors import HOW, Failures, Kind, kind_of, no_content
 from flower_graph.wire.ledger import ByteLedger, too_large
 
@@ -245,14 +245,10 @@ class Exchange:
             for message_id, node in [*waiting.items()]:
                 if node in gone or lost.get(message_id) == node:
                     # The error in the place of an answer that cannot come
-                    request = Message(RecordDict(), node, "train")
-                    stamp(request, message_id=message_id)
                     why = GONE if node in gone else LOST
                     error = Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, why)
-                    reply = Message(error, reply_to=request)
                     del waiting[message_id]
-                    self.failures.note(node, reply)
-                    yield node, reply
+                    yield node, Message(error, reply_to=Message(RecordDict(), node, "train"))
             left = deadline - time.monotonic()
             if left <= 0 or not waiting:
                 break

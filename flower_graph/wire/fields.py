@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief, one_line
-from flower_graph.wire.arrays import IntArray, each_once, pack_integers, record_of, unpack_integers
-from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing
-from flower_graph.wire.keys import CHECKPOINT, CONFIG, HANDLED, NOT_SAVED, RUN_TOKEN
+from flower_graph.wire.arrays import IntArray, each_once, pack_integers, unpack_integers
+from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing, entries_of
+from flower_graph.wire.keys import CHECKPOINT, HANDLED, NOT_SAVED, RUN_TOKEN
 
 Bytes = NDArray[np.uint8]
 Integers = NDArray[np.int64]
@@ -127,7 +127,7 @@ class Numbers(Field[Any]):  # left open: integers where they are whole, else flo
             not isinstance(value, list)
             or len(value) > self.most
             or not kinds.issuperset(map(type, value))
-            or reading.fit(self.shape, len(value)) is None
+            or not reading.binds(self.shape, (len(value),))
         ):
             most = f", at most {self.most}" if self.most < math.inf else ""
             raise self.refuse(f"{'whole ' * self.whole}numbers {wanted}{most}", value)
@@ -147,10 +147,14 @@ class Block(Field[NDArray[Any]]):
 
     def decode(self, value: object, name: str, reading: Reading) -> NDArray[Any]:
         numbers = self.unpack(value)
-        result = reading.fit(self.shape, numbers.size)
-        if result is None:
-            raise self.refuse(reading.words(self.shape), f"{numbers.size} numbers")
-        return numbers.reshape(result)
+        wanted, found = reading.words(self.shape), f"{numbers.size} numbers"
+        try:
+            numbers = numbers.reshape(reading.shape(self.shape))
+        except ValueError as error:
+            raise self.refuse(wanted, found) from error
+        if not reading.binds(self.shape, numbers.shape):
+            raise self.refuse(wanted, found)
+        return numbers
 
     def unpack(self, value: object) -> NDArray[Any]:
         if not isinstance(value, bytes):
@@ -222,7 +226,7 @@ class Ragged(Field[Sequence[IntArray]]):
 
     def decode(self, value: object, name: str, reading: Reading) -> Sequence[IntArray]:
         at = self.pointer
-        sizes = reading.known["sizes"] if at is None else at.required(name, reading)
+        sizes = reading.known["sizes"] if at is None else at.read(name, reading)
         numbers = unpack_integers(value, self.key)
         if numbers.size != sum(sizes) or min(sizes, default=0) < 0:
             raise self.refuse(f"parts of {brief(sizes)}", f"{numbers.size} numbers")
@@ -272,15 +276,13 @@ class Resume(Message, down="query", frozen=True):
 
 def read_handled(config: Entries) -> int | None:
     """Read how many messages of this run a client has handled; None if it does not say."""
-    reading = Reading(config, config, [])
-    has_entry = HANDLED_FIELD.entry(reading) is not None
-    return HANDLED_FIELD.required("handled", reading) if has_entry else None
+    return HANDLED_FIELD.read("handled", Reading(config, [])) if HANDLED in config else None
 
 
 def read_entry(kind: Field[T], content: RecordDict) -> T:
     """Read one entry of a reply, whatever else it says."""
-    config: Entries = record_of(content, CONFIG, ConfigRecord) or {}
-    return kind.required("", Reading(config, config, []))
+    result: T = kind.read("", Reading(entries_of(content), []))
+    return result
 
 
 def read_not_saved(content: RecordDict) -> str:

@@ -8,11 +8,12 @@ checkpoint saves and restores them.
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TypedDict
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from flower_graph.errors import LOOKED_AT
+from flower_graph.storage.reading import StateDict
 
 DIRECTIONS = ("up", "down")  # client to server, server to client
 
@@ -41,13 +42,6 @@ def _value_bytes(value: object) -> int:
     return 1 if isinstance(value, bool) else 8
 
 
-class Traffic(TypedDict):
-    """The bytes so far, as a checkpoint has them."""
-
-    payload: dict[str, dict[str, int]]  # by direction and kind
-    wire: dict[str, int]  # by direction
-
-
 class ByteLedger:
     """Counts bytes up (client to server) and down, by kind of payload and on the wire."""
 
@@ -69,10 +63,11 @@ class ByteLedger:
     def wire(self) -> dict[str, int]:
         return {way: self._wire[way] for way in DIRECTIONS}
 
-    def state_dict(self) -> Traffic:
+    # Any: counts by direction, and by kind
+    def state_dict(self) -> dict[str, dict[str, Any]]:
         return {"payload": self.payload, "wire": self.wire}
 
-    def load_state_dict(self, state: Traffic) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self._payload = {way: Counter(state["payload"][way]) for way in DIRECTIONS}
         self._wire = Counter(state["wire"])
 

@@ -100,10 +100,6 @@ class Generators(codec.Message, down="train.compare", up="train.generate"):
     encoded: Annotated[FloatArray, codec.Tensor("arrays/encoded", shape=f"n {LATENT}")]
     weights: Annotated[FloatArray, codec.Tensor("arrays/weights", shape="c w")]  # each `fGen`, flat
 
-    @property
-    def examples(self) -> int:
-        return int(self.clients.size)
-
     def check(self, known: codec.Known) -> None:
         """Refuse rows that do not add up, and more neighbours than can be missing."""
         rows, missing = self.rows, self.missing
@@ -212,7 +208,7 @@ class SageClient(EgoModelClient):
                     shown.append(self._shown(learner, graph, request.epoch + 1))
         if not request.share:
             return [], len(self.graphs), {}
-        return Generators.join(shown).to_numpy()
+        return Generators.join(shown).to_numpy(len(shown))
 
     def compare(self, parameters: Parameters, config: Config) -> Answer:
         """Compare what all clients generate with the nodes here (step 2)."""

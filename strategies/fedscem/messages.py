@@ -123,7 +123,7 @@ class Rest(Field[Mapping[str, object]]):
 
     def read(self, name: str, reading: Reading) -> object:
         others = (keys.SERVER_ROUND, keys.NUM_EXAMPLES)
-        return {k: v for k, v in {**reading.metrics, **reading.config}.items() if k not in others}
+        return {k: v for k, v in reading.config.items() if k not in others}
 
 
 class EgoRequest(Message, down="train"):

@@ -69,7 +69,7 @@ from flower_graph.secure.sum.server import PartySums, Skipped, SumServer
 from flower_graph.server.membership import renamed
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
-from flower_graph.server.sums import SecureSum, SumMembership, as_record, entries_of
+from flower_graph.server.sums import SecureSum, SumMembership, as_record
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.fedscem.client import shared_by
 from flower_graph.strategies.fedscem.config import EgoSettings, StrategyConfig
@@ -90,11 +90,12 @@ from flower_graph.strategies.fedscem.messages import (
 )
 from flower_graph.strategies.fedscem.modules import EgoGCN, first_model
 from flower_graph.wire.arrays import Config, largest_size
+from flower_graph.wire.codec import entries_of
 from flower_graph.wire.counts import as_counts, counts_size
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import MAX_NUMBER, ROLES, RUN_TOKEN, SERVER_ROUND, SUMS, TOTAL
-from flower_graph.wire.ledger import ByteLedger, Traffic, count_bytes, reply_bytes, setup_bytes
+from flower_graph.wire.ledger import ByteLedger, count_bytes, reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
 ROUNDING = 1e-3  # of a client's accuracy in a plain sum
@@ -165,8 +166,8 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         self.sums: Sums | None = None  # of the last round, for the clients
         self.ledger = ByteLedger()
         # Bytes before this round: a resumed run sends its messages again.
-        self._wire: Traffic = self.ledger.state_dict()
-        self._payload: Traffic = self.ledger.state_dict()
+        self._wire = self.ledger.state_dict()
+        self._payload = self.ledger.state_dict()
         self._early: list[dict[str, object]] = []  # left out before the first report
 
     @property

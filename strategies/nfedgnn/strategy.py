@@ -193,6 +193,7 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
     """
 
     usual_rounds = 200
+    refused = ("evaluate_config",)
     _right_in_best: Tensor | None = None  # users that the server predicted right in the best round
 
     def __init__(
@@ -259,13 +260,6 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         self.layer.finish(server_round)
 
     # State and outputs
-
-    def check_start(self, given: Collection[str], *, resume: bool) -> None:
-        """Refuse a second run unless it resumes; the server has a model and evaluates it."""
-        if self.session.is_open and not resume:
-            raise ValueError("this strategy has run already: build a new one, or resume the run")
-        if "evaluate_config" in given:
-            raise ValueError("evaluate_config: the server evaluates, clients are not asked")
 
     def begin(self, initial_arrays: ArrayRecord | None) -> None:
         if initial_arrays is not None:

@@ -147,7 +147,7 @@ class Rows(Tensor):
             to.arrays[self.key] = np.concatenate([z if x is None else x for x, z in parts])
 
     def read(self, name: str, reading: Reading) -> object:
-        request, marks = reading.known.get("request"), self.marks.required(name, reading)
+        request, marks = reading.known.get("request"), self.marks.read(name, reading)
         asked: Known = reading.values if request is None else vars(request)
         sizes = [ids.size for ids in asked["nodes"]]
         if not asked["wants_embeddings"]:
@@ -195,8 +195,8 @@ class Judged(Field[Mapping[str, Sequence[float]]]):
     def read(self, name: str, reading: Reading) -> dict[str, list[float]]:
         judged = {}
         for what in SHARES:
-            if (key := keys.MEASURED + what) in reading.metrics:
-                judged[what] = Numbers(key).required(name, reading)
+            if (key := keys.MEASURED + what) in reading.config:
+                judged[what] = Numbers(key).read(name, reading)
                 if wrong := [v for v in judged[what] if not (math.isnan(v) or 0 <= v <= 1)]:
                     raise MalformedReplyError(f"{key}: {wrong[0]:g}; 0 to 1, or NaN, is possible")
         return judged

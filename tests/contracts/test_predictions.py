@@ -219,16 +219,6 @@ def test_metrics_are_those_of_all_predictions_together(name: str, tmp_path: Path
         assert all(0 <= one.scores["auc"]["test"] <= 1 for one in reports)
 
 
-@pytest.mark.parametrize("name", tried(["fedpub", "fedgls"], fast=["fedpub"]))
-def test_metrics_go_on_from_a_checkpoint(name: str, tmp_path: Path) -> None:
-    setup, out = ALL[name], tmp_path / "run"
-    words = ("rounds=3", asked(setup))
-    whole = setup.run(tmp_path / "whole", *words)
-    setup.run(out, *words, "checkpoint_every=1", stop_at=2)
-    again = setup.run(out, *words, "checkpoint_every=1", resume=True)
-    assert [one.scores for one in again.reports] == [one.scores for one in whole.reports]
-
-
 @pytest.mark.parametrize("name", tried(ALL, fast=["fedpub"]))
 def test_nothing_is_counted_unless_it_is_asked_for(name: str, tmp_path: Path) -> None:
     done = ALL[name].run(tmp_path / "run", "rounds=1")

@@ -26,7 +26,7 @@ from flower_graph.secure.sum.messages import (
     RevealRequest,
     UnmaskRequest,
 )
-from flower_graph.server.sums import entries_of
+from flower_graph.wire.codec import entries_of
 from flower_graph.wire.keys import CONFIG, RING_WORD
 
 LOG = logging.getLogger(__name__)

@@ -44,7 +44,7 @@ from flower_graph.secure.sum import messages as of_sums
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import RING
 from flower_graph.secure.sum.server import PartySums, SumResult, SumRound
-from flower_graph.server.sums import SecureSum, entries_of
+from flower_graph.server.sums import SecureSum
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import messages as of_egos
 from flower_graph.strategies.fedscem.client import Hiding, VectorEncoding
@@ -52,7 +52,7 @@ from flower_graph.strategies.ppfl import messages as of_public
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, SecureConsensusClient
 from flower_graph.strategies.ppfl.strategy import SecureConsensus
 from flower_graph.wire.arrays import decode_array
-from flower_graph.wire.codec import Field, Part
+from flower_graph.wire.codec import Field, Part, entries_of
 from flower_graph.wire.codec import Message as Declared
 from flower_graph.wire.exchange import Exchange
 from flower_graph.wire.fields import Block, Exact, Flags
