@@ -31,7 +31,7 @@ from flower_graph.wire.keys import CONFIG, RING_WORD
 
 LOG = logging.getLogger(__name__)
 Entries = Mapping[str, Any]
-Change = Callable[[Entries, int], dict[str, Any]]  # of entries, and the place in the epoch
+Change = Callable[[Entries], dict[str, Any]]
 Told = tuple[str, Message]  # the kind of a lie, and the lie
 WAIT = 600.0  # seconds for the answers to lies
 TOLD_OTHERWISE = "others saw something else"
@@ -53,7 +53,7 @@ class Lie:
 def changed(kind: Any, change: Callable[[Any], Any], alone: bool = False) -> Change:
     """Change one of the messages that travel together, and perhaps leave out the others."""
 
-    def other(entries: Entries, _: int) -> dict[str, Any]:
+    def other(entries: Entries) -> dict[str, Any]:
         told: dict[str, Any] = change(kind.from_config(dict(entries))).to_config()
         return told if alone else {**entries, **told}
 
@@ -81,11 +81,6 @@ def flipped(name: str) -> Callable[[Any], Any]:
     return edited(name, lambda rows: np.bitwise_xor.at(rows, (0, 0), 1))
 
 
-def left_out(entries: Entries, place: int) -> dict[str, Any]:
-    """Leave out whom the list is for."""
-    return changed(ListRequest, struck(place), alone=True)(entries, place)
-
-
 def own_key(name: str) -> Callable[[Any], Any]:
     """Put the server's own key in place of the first partner's."""
     return edited(name, lambda rows: np.copyto(rows[0], np.frombuffer(new_key()[1], np.uint8)))
@@ -98,7 +93,7 @@ alone = edited("listed", lambda listed: np.put(listed, np.flatnonzero(listed)[1:
 unsigned = edited("signatures", lambda rows: rows.fill(0))
 
 
-def as_it_was(entries: Entries, _: int) -> dict[str, Any]:
+def as_it_was(entries: Entries) -> dict[str, Any]:
     return dict(entries)
 
 
@@ -116,7 +111,7 @@ def cut(request: RevealRequest, count: int) -> RevealRequest:
 
 SUMS = (
     Lie("a semi-honest sum", "sum-signed",
-        lambda entries, place: KeyRequest(bytes(16)).to_config(),
+        lambda entries: KeyRequest(bytes(16)).to_config(),
         "no trusted server's sum|does not name 'sum_enroll'", "train.sum_enroll"),
     Lie("minimum lowered", "reveal-run", changed(RevealRequest, lambda m: replace(m, minimum=2)),
         "a minimum of 2 of"),
@@ -143,7 +138,6 @@ SUMS = (
     # It cannot open the packet beside it, and nobody signed it: no mask is made with it
     Lie("a round key of its own", "mask-signatures", changed(MaskRequest, own_key("round_keys")),
         "is not the one it signed"),
-    Lie("a contributor left out", "list-run", left_out, "we are not on the list"),
     Lie("partners vanished", "list-run", changed(ListRequest, alone), "parties sent their vectors"),
     Lie("circle cut", "list-run", changed(ListRequest, halves), "parties sent their vectors"),
     Lie("a round of another epoch", "list-run",
@@ -155,7 +149,7 @@ SUMS = (
 )  # fmt: skip
 
 
-def in_the_clear(entries: Entries, place: int) -> dict[str, Any]:
+def in_the_clear(entries: Entries) -> dict[str, Any]:
     """Ask for the same vector without masks."""
     masks = (RING_WORD, "ring-", "mask-")
     return {key: value for key, value in entries.items() if not key.startswith(masks)}
@@ -183,7 +177,7 @@ def guesses(request: ids.EvaluateRequest) -> ids.EvaluateRequest:
 
 
 def telling(**changes: Any) -> Change:
-    return lambda entries, _: {**entries, **changes}
+    return lambda entries: {**entries, **changes}
 
 
 def declared(change: Callable[[np.ndarray], Any]) -> Change:
@@ -234,13 +228,13 @@ FEDSCEM = (
 
 def rewritten(name: str, change: Callable[[np.ndarray], Any]) -> Change:
     """Change one entry, of integers."""
-    return lambda entries, _: {
+    return lambda entries: {
         **entries,
         name: change(np.frombuffer(entries[name], "<i8").copy()).tobytes(),
     }
 
 
-def fewer_claims(entries: Entries, _: int) -> dict[str, Any]:
+def fewer_claims(entries: Entries) -> dict[str, Any]:
     """Leave out what the last client's SuperNode has claimed."""
     last = {"rows": 1, "clients": 1, "signatures": 64, "nodes": 8 * entries["claim-rows"][-1]}
     return {
@@ -249,7 +243,7 @@ def fewer_claims(entries: Entries, _: int) -> dict[str, Any]:
     }
 
 
-def no_claims(entries: Entries, _: int) -> dict[str, Any]:
+def no_claims(entries: Entries) -> dict[str, Any]:
     return {name: value for name, value in entries.items() if not name.startswith("claim-")}
 
 
@@ -263,13 +257,13 @@ PPFL = (
     Lie("fewer claims", "slots", fewer_claims, r"claims of (\d+) parties, sums of (?!\1 )"),
     Lie("no claims", "slots", no_claims, "claims of 0 parties"),
     Lie("a longer sum", "slots",
-        lambda entries, _: {**entries, "mask-length": entries["mask-length"] + 3},
+        lambda entries: {**entries, "mask-length": entries["mask-length"] + 3},
         "another length than the nodes"),
     Lie("other means for one", "claim-means",
-        lambda entries, _: {**entries, "claim-means": entries["claim-means"][::-1]},
+        lambda entries: {**entries, "claim-means": entries["claim-means"][::-1]},
         "are not those that it shows to all"),
     Lie("a round again", "claim-means",
-        lambda entries, _: {**entries, "server-round": entries["server-round"] - 1},
+        lambda entries: {**entries, "server-round": entries["server-round"] - 1},
         r"round (\d+) is not after \1"),
     Lie("no means for one", "claim-means", telling(**{"with-targets": [0]}), NOT_ALIKE),
     Lie("means for one", "slots", telling(**{"claim-means": bytes(64)}), NOT_ALIKE),
@@ -297,7 +291,7 @@ class LyingGrid:
         honest = list(messages)
         for one in honest:
             entries = entries_of(one.content)
-            for name in {lie.at for lie in self._left if lie.again} | {"mask-signatures"}:
+            for name in {lie.at for lie in self._left if lie.again}:
                 if name in entries:
                     self._first.setdefault((one.metadata.dst_node_id, name), one)
         self._send([*self._due(honest), *self._repeated(honest)])
@@ -311,23 +305,9 @@ class LyingGrid:
             if to := [pair for pair in given if lie.at in pair[1] and lie.unless not in pair[1]]:
                 self._left.remove(lie)
                 one, entries = to[len(found) % len(to)]
-                told = ConfigRecord(lie.change(entries, self._place(one)))
+                told = ConfigRecord(lie.change(entries))
                 found.append((lie.kind, like(one, {CONFIG: told}, lie.message_type)))
         return found
-
-    def _place(self, message: Message) -> int:
-        """Return the place in the epoch of whom a message is for; 0 before vectors are asked for.
-
-        Parties are in the order of their clients.
-        """
-        first = {
-            node: min(MaskRequest.from_config(entries_of(one.content)).clients)
-            for (node, name), one in self._first.items()
-            if name == "mask-signatures"
-        }
-        return (
-            sorted(first, key=first.__getitem__).index(message.metadata.dst_node_id) if first else 0
-        )
 
     def _repeated(self, honest: Sequence[Message]) -> list[Told]:
         """Ask once more for what was asked, such as the vector of a round that is under way."""
@@ -336,7 +316,7 @@ class LyingGrid:
         found: list[Told] = []
         for lie, one in zip(again, lists, strict=False):
             first = self._first[one.metadata.dst_node_id, lie.at]
-            told = ConfigRecord(lie.change(entries_of(first.content), 0))
+            told = ConfigRecord(lie.change(entries_of(first.content)))
             found.append((lie.kind, like(first, {CONFIG: told})))
         self._left = [lie for lie in self._left if lie not in again]
         return found

@@ -26,6 +26,7 @@ FAST = (  # besides what lying_grid tells, all of which is refused
     ("sum", "MaskRequest.word", AGREED, 0),
     ("sum", "MaskRequest.limit", "one", 0),
     ("sum", "RevealRequest.reveal-limit", "one", 0),
+    ("sum", "ListRequest.list-parties", "one", 0),
     ("sum, trusted", "PrepareRequest.prepare-threshold", "one", 0),
     ("sum, trusted", "UnmaskRequest.unmask-kinds", "replayed", 0),
     ("sum, trusted", "MaskRequest.limit", AGREED, 0),

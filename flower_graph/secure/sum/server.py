@@ -783,8 +783,8 @@ TRIES = 3  # lists of commitments, while parties show no seed
 class PartySums(SumServer):
     """Carries out sums over parties, SuperNodes with registered keys; callers see only clients.
 
-    `begin` begins an epoch once all that joined have enrolled; `sign` comes between masked vectors
-    and shares.
+    `begin` begins an epoch once all that joined have enrolled; in each round parties sign the list
+    of members before they show shares.
 
     Parameters
     ----------
