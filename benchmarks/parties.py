@@ -24,6 +24,7 @@ from flower_graph.secure.sum.messages import (
     SumTerms,
 )
 from flower_graph.secure.sum.server import PartySums, SumRound, SumServer
+from flower_graph.wire.codec import Message
 from flower_graph.wire.exchange import Replies
 
 RUN = b"1"  # Flower's number of the run
@@ -110,25 +111,22 @@ class World:
         def ask(_: int, action: str, requests: Any, kind: type, take: Any) -> Replies[Any]:
             replies = Replies[Any]()
             for node, request in requests.items():
-                is_shown = kind is RevealReply
-                if node not in checking:
-                    answer = self._shown if is_shown else self._adopt
-                    reply = answer(node, request)
-                else:
+                if node in checking:
                     host, told = self.host(node), self.send(node, request)
-                    reply = host.reveal(told) if is_shown else host.begin(told)
+                    reply = host.reveal(told) if kind is RevealReply else host.begin(told)
+                else:
+                    reply = self._believed(node, request)
                 if node not in lost:
                     replies.values[node] = take(node, self.send(node, reply))
             return replies
 
         server.agree(0, ask, server.parties, limit)
 
-    def _shown(self, node: int, shown: RevealRequest) -> RevealReply:
-        seed = np.frombuffer(self.hosts[node]._seed, np.uint8)
-        return RevealReply(shown.run_id, shown.number, seed)
-
-    def _adopt(self, node: int, request: EpochRequest) -> EpochReply:
+    def _believed(self, node: int, request: RevealRequest | EpochRequest) -> Message:
         host = self.hosts[node]
+        if isinstance(request, RevealRequest):
+            seed = np.frombuffer(host._seed, np.uint8)
+            return RevealReply(request.run_id, request.number, seed)
         host.epoch, host._keys = self.server.epoch, request.channel_keys
         return EpochReply(request.run_id, np.frombuffer(host.epoch.digest, np.uint8))
 

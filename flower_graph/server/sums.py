@@ -24,7 +24,6 @@ from flower_graph.secure.sum.messages import (
     KeyReply,
     ListReply,
     MaskedReply,
-    MaskRequest,
     PrepareReply,
     PrepareRequest,
     SumTerms,
@@ -243,7 +242,10 @@ class SecureSum:
     ) -> dict[int, Config]:
         """Return the entries that each SuperNode's ``masked`` needs for a vector of this length."""
         terms = SumTerms(purpose, self.ring, detail, padded)
-        ring, masks = RING.to_config(self.ring), self.masks(length, self.ring.word, terms)
+        ring, masks = (
+            RING.to_config(self.ring),
+            self.round.mask_requests(length, self.ring.word, terms),
+        )
         return {node: mask.to_config() | ring for node, mask in masks.items()}
 
     def take(
@@ -311,10 +313,6 @@ class SecureSum:
     def ready(self, server_round: int, clients: Iterable[int]) -> list[Rejected]:
         """Prepare a sum for some clients, in an exchange of its own; return silent SuperNodes."""
         return self._unmask_and_prepare(server_round, list(clients), {})
-
-    def masks(self, length: int, word: int, terms: SumTerms) -> dict[int, MaskRequest]:
-        """Ask for masked vectors: of each SuperNode the clients that may contribute."""
-        return self.round.mask_requests(length, word, terms)
 
     def reveal(self, server_round: int, following: Iterable[int] | None) -> list[Rejected]:
         """Ask for the shares of the newest sum and prepare the next, in one exchange.

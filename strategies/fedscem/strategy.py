@@ -207,7 +207,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             aligner = session.members.aligner
             order = aligner.order if isinstance(aligner, AlignmentServer) else None
             terms = round_terms(server_round, self.ring, order)
-            masks = session.sums.masks(self.layout.length, self.ring.word, terms)
+            masks = session.sums.round.mask_requests(self.layout.length, self.ring.word, terms)
             chosen = {node: mask.clients.tolist() for node, mask in masks.items()}
             self._drawn = set(session.sums.clients)
         else:
@@ -601,7 +601,7 @@ class EgoSession(Session):
         unions = aligner.union_requests()
         first = next(iter(unions.values()))
         length = 3 * first.cells
-        masks = self.sums.masks(length, 64, union_terms(first.epoch))
+        masks = self.sums.round.mask_requests(length, 64, union_terms(first.epoch))
         asked = {n: as_record(unions[n], mask) for n, mask in masks.items() if n in unions}
         replies = self.send(
             asked,

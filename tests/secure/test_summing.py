@@ -183,7 +183,7 @@ def test_who_joins_begins_an_epoch_and_who_is_back_with_its_keys_does_not(partie
         clients = secure.prepare(number, there)
         seen.append((secure.server.epoch.number, len(clients)))
         secure.requests(2)
-        assert secure.server.node_of(0) == (nodes[0] if nodes[0] in there else None)
+        assert secure.server.homes.get(0) == (nodes[0] if nodes[0] in there else None)
         assert isinstance(secure.close(number), Skipped)  # nobody sent a vector
     assert seen[:2] == [(0, 10), (1, 12)] and {epoch for epoch, _ in seen} == {0, 1}
 

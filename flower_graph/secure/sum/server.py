@@ -607,9 +607,6 @@ class SumServer:
         """Numbers of clients that are not in the next sum, though they are enrolled."""
         return self.excluded
 
-    def node_of(self, client: int) -> int | None:
-        return self.homes.get(client)
-
     def node_of_party(self, party: int) -> int | None:
         keys = self.bindings.get(party)
         node = None if keys is None else self.homes.get(int(keys.clients[0]))
@@ -639,7 +636,7 @@ class SumServer:
         refuse(reply.party is not None, "it signs for a party, and there are none in this sum")
         low = is_low_order(reply.channel_key.tobytes())
         refuse(low, f"the channel key of client {clients[0]} is of low order")
-        home = self.node_of(clients[0])
+        home = self.homes.get(clients[0])
         if home is not None and self.knows(home, reply):
             return  # it goes on
         times = [self._beginnings[client] for client in clients]
@@ -660,7 +657,7 @@ class SumServer:
         self.check_keys(node, reply)
         clients = reply.clients.tolist()
         for client in clients:
-            owner = self.node_of(client)
+            owner = self.homes.get(client)
             why = f"client {client} belongs to node {owner}"
             refuse_if(owner not in (None, node), why, MalformedReplyError)
         self.forget(node)
