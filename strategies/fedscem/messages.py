@@ -147,7 +147,7 @@ class EgoRequest(Message, down="train"):
     run: Token = ""
     counting: Counting = ""
     # Of the alignment's last message, when slots are new
-    slots: Annotated[Mapping[str, object], Rest()] = field(default_factory=dict)
+    slots: Annotated[Mapping[str, object], Rest("")] = field(default_factory=dict)
 
     def vector_layout(self, settings: EgoSettings, slots: int, *, checked: bool) -> Layout:
         """Return the parts of this round's vectors; after the last round, measurements alone."""
@@ -186,7 +186,7 @@ class EgoReply(Message, up="train"):
     # plain: `number:reason` for each that is not in the sum
     left_out: Annotated[dict[int, str], Reasons()] = field(default_factory=dict)
     # Of the ``MaskedReply``, which the secure sum checks
-    masked: Annotated[dict[str, object], Rest()] = field(default_factory=dict)
+    masked: Annotated[dict[str, object], Rest("")] = field(default_factory=dict)
 
     def check(self, known: Known) -> None:
         """Refuse clients of a plain sum that are not among those ``asked``."""

@@ -86,7 +86,7 @@ def test_too_many_drop_out_and_the_round_is_skipped() -> None:
     outcome = run(seven_egos(), rounds=5, supernodes=7, make_grid=faulty(script))
     reasons = [report.skipped for report in outcome.reports]
     assert reasons[1].startswith("round 3 is skipped: 4 of 7 clients sent their vectors")
-    assert reasons[1].endswith("at least 5 must; nothing is revealed")
+    assert reasons[1].endswith("at least 5 must")
     assert not any(reasons[:1] + reasons[2:])
     assert outcome.figures[1].isnan()[1:].all()  # what round 3's vectors say of round 2
     assert outcome.figures[2, 2].isnan()  # nothing to fuse from round 3

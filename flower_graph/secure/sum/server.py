@@ -334,11 +334,8 @@ class SumRound:
         few = {"fewest": self.minimum, "number": self.number}
         chosen = choose(present, self._sums, epoch.differ_by, spare=spare, **few)
         if chosen is None:
-            self.skip(
-                f"whoever is left out, this sum differs by fewer than {epoch.differ_by} SuperNodes "
-                f"from an earlier one ({DIFFER_BY}), or {self.minimum} are not left; nothing is "
-                "revealed"
-            )
+            many = f"{self.minimum} SuperNodes or more"
+            self.skip(f"no {many} differ from each earlier sum by {DIFFER_BY} {epoch.differ_by}")
             return {}
         why = f"or this sum and an earlier one would differ by too few SuperNodes ({DIFFER_BY})"
         for party in members_of(present & ~chosen):
@@ -352,7 +349,7 @@ class SumRound:
         try:
             epoch.check_present(listed, "sent their vectors")
         except RefusedError as error:
-            self.skip(f"{error}; nothing is revealed")
+            self.skip(str(error))
             return {}
         if chosen not in self._sums:
             self._sums.append(chosen)
@@ -460,15 +457,10 @@ class SumRound:
     def _enough(self, present: NDArray[np.bool_], what: str) -> bool:
         """Skip the sum if too few clients are there, or a party has too few partners."""
         if (count := self._count(present)) < self.minimum:
-            self.skip(
-                f"{count} of {self._asked} clients {what}, at least {self.minimum} must; nothing "
-                "is revealed"
-            )
+            self.skip(f"{count} of {self._asked} clients {what}, at least {self.minimum} must")
         elif (present[self.partners[present]].sum(1) < self.threshold).any():
-            self.skip(
-                f"{present.sum()} of {present.size} SuperNodes {what}, which are too few to take "
-                "each other's masks away; nothing is revealed"
-            )
+            few = f"{present.sum()} of {present.size} SuperNodes"
+            self.skip(f"{few} {what}, too few to take each other's masks away")
         return self.skipped is None
 
     def _take_masks_away(self) -> None:
@@ -480,10 +472,8 @@ class SumRound:
         if few.size:
             if self._epoch is None:
                 self._exclude_most_disputed()
-            self.skip(
-                f"too few shares came for {few.size} clients (the first is "
-                f"{self.parties[few[0]]}: {self.has[few[0]].sum()} of {self.threshold})"
-            )
+            first = f"{self.has[few[0]].sum()} of {self.threshold} for {self.parties[few[0]]}"
+            self.skip(f"too few shares came for {few.size} clients ({first})")
             return
         wrong: list[int] = []
         masks: list[tuple[bytes, int]] = []
@@ -726,9 +716,8 @@ class SumServer:
         if not self._warned:
             self._warned = True
             LOG.warning(
-                "the server is trusted (semi-honest): it could subtract the sums of two rounds, "
-                "and so read what those sent together who are in one of them alone, even a single "
-                "client (`flower-graph docs security#what-sums-over-time-tell`)"
+                "the server is trusted (semi-honest): two sums tell it what those sent together "
+                "who are in one alone (`flower-graph docs security#what-sums-over-time-tell`)"
             )
         m, dropped = len(local), math.floor(self.dropout * len(chosen))
         honest, hosts = (n - math.floor(self.corrupt * n) for n in (len(chosen), m))
@@ -910,14 +899,11 @@ class PartySums(SumServer):
         if registry.digest == self.registry.digest:
             return
         old, new = self.registry.parties, registry.parties
-        LOG.warning(
-            "the registry is another one now, %s: parties that have it bind anew; joined: %s, with "
-            "another key: %s, revoked: %s",
-            registry.digest.hex()[:16],
-            sorted(new.keys() - old.keys()),
-            [number for number in old.keys() & new.keys() if old[number].key != new[number].key],
-            [n for n in old if n not in new or (new[n].revoked and not old[n].revoked)],
-        )
+        keyed = [number for number in old.keys() & new.keys() if old[number].key != new[number].key]
+        revoked = [n for n in old if n not in new or (new[n].revoked and not old[n].revoked)]
+        words = "another registry, %s; joined: %s, with another key: %s, revoked: %s"
+        joined = sorted(new.keys() - old.keys())
+        LOG.warning(words, registry.digest.hex()[:16], joined, keyed, revoked)
         self.registry, self._unbound, self.epoch = registry, set(self.nodes), None
         self._give_up_rounds()
         for node in self._unbound:
@@ -991,14 +977,9 @@ class PartySums(SumServer):
         epoch = self.epoch = Epoch.agreed(shown, self.registry.digest, seeds)
         self._give_up_rounds()
         if self._differ_by > max(1, len(parties) - epoch.minimum):
-            LOG.warning(
-                "%d SuperNodes, of which %d must be in every sum: once a sum of all was made, "
-                "there is none while one is missing, as it would differ by fewer than %d (%s)",
-                len(parties),
-                epoch.minimum,
-                self._differ_by,
-                DIFFER_BY,
-            )
+            about = len(parties), epoch.minimum, DIFFER_BY, self._differ_by
+            words = "%d SuperNodes, at least %d in a sum, %s %d: no sums while one is missing"
+            LOG.warning(words, *about)
         requests = {}
         for node, party in nodes.items():
             row = epoch.parties[epoch.partners[epoch.index(party)]].tolist()
