@@ -1,6 +1,7 @@
 """Attacks on FedSCem: find which client holds which node, and which clients share nodes."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -72,10 +73,6 @@ def alignment(
     return [hash_to_group(run, text) for text in texts], sent
 
 
-def _alignment_of(strategy: Any) -> tuple[bytes, object]:
-    return strategy.session.sums.server.run_id, strategy.session.members.aligner
-
-
 class EgoAudit(Audit[FedSCemConfig]):
     """The attacks on a run of FedSCem."""
 
@@ -99,9 +96,10 @@ class EgoAudit(Audit[FedSCemConfig]):
         result = list[Deviation]()
         if config.strategy.alignment == "psi":
             held = [list(one.identities) for one in method.graphs(config)]
-            result += of_alignment(_alignment_of, held)
+            parts = attrgetter("session.sums.server.run_id", "session.members.aligner")
+            result += of_alignment(parts, held)
         if config.strategy.aggregation == "masked":
-            result += of_sums(lambda strategy: strategy.session.sums.server)
+            result += of_sums(attrgetter("session.sums.server"))
         return result
 
     def attack(self, config: FedSCemConfig, grid: RecordingGrid, method: Any) -> list[Finding]:

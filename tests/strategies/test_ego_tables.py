@@ -46,12 +46,6 @@ def test_one_client_with_the_whole_graph_is_judged_like_itself(
             assert epoch.cross_entropy == pytest.approx(float(NODES.training_loss(judged)))
 
 
-def test_another_split_is_refused() -> None:
-    config = replace(CONFIG, partition=replace(CONFIG.partition, split="per-client"))
-    with pytest.raises(ValueError, match=r"'per-client'.*'global'"):
-        tables.train(config)
-
-
 def test_costs_of_groups_by_size() -> None:
     """PyTorch's count goes on from profile to profile; a group's must not depend on the others."""
     costs, again = (tables.costs_by_size(EGOS, SETTINGS, groups=3) for _ in range(2))

@@ -100,16 +100,10 @@ def test_reading_the_sum_gives_the_means(
 HELD = {0: [0, 1], 1: [1, -1], 2: [0]}
 
 
-def written(
-    h: torch.Tensor,
-    metrics: np.ndarray | None = None,
-    *,
-    has_pads: bool = True,
-    sum_round: int = ROUND,
-) -> tuple:
+def written(h: torch.Tensor, metrics: np.ndarray | None = None, *, has_pads: bool = True) -> tuple:
     ring = Ring.fit(3, 8.0, 2.0**-10, guard=True)
     table = table_of(HELD, 2, has_pads=has_pads)
-    writing = VectorEncoding(Layout(2, HIDDEN), table, ring, RUN, sum_round)
+    writing = VectorEncoding(Layout(2, HIDDEN), table, ring, RUN, ROUND)
     metrics = np.zeros((3, len(SUMMED_NAMES))) if metrics is None else metrics
     return writing.add_up(*cohort_of(HELD), h, metrics)
 

@@ -44,9 +44,7 @@ def test_equals_dense_clients(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"variant": "half"}, "variant: 'half'"),
         ({"resolution": 2.0**-70}, "resolution"),
-        ({"settings": replace(SETTINGS, tau=0.0)}, "tau: 0.0"),
         ({"registry": "none.json", "aggregation": "plain"}, "registry"),
     ],
 )
