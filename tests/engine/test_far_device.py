@@ -14,15 +14,16 @@ import pytest
 import torch
 from ego_helpers import SETTINGS as EGO
 from ego_helpers import toy_egos, toy_shared
-from graph_helpers import small_graph
+from graph_helpers import CLASSES, small_graph
 from other_device import ELSEWHERE, Far, watched
-from relay_helpers import strategy_for
 from test_gat import ROWS, Client, make_client, make_targets
 from test_gat import SETTINGS as GAT
 from torch import Tensor
 
+from flower_graph.models import build_server_model
 from flower_graph.ops.active_rows import pack
 from flower_graph.strategies.fedscem.modules import EgoCohort, EgoGroup, Shared
+from flower_graph.strategies.nfedgnn.strategy import RelayServer, config_of
 from flower_graph.strategies.nfedgnn.users import CommonLayer, LinearCohort, UserSettings
 from flower_graph.strategies.ppfl.modules import PublicGAT
 
@@ -46,7 +47,10 @@ def linear(device: Place) -> tuple[Step, Reply]:
 
 
 def relay_server(device: Place) -> tuple[Step, Reply]:
-    server = strategy_for(DATA, dropout=0.0, device=str(device)).server
+    config = config_of(reg_weight=1.0, seed=3)
+    config.device = str(device)  # which no user may choose
+    model = build_server_model("gcn", hidden=4, heads=1, classes=CLASSES, dropout=0.0, seed=3)
+    server = RelayServer(DATA, model, config, 4)
     latent = torch.rand(12, 4, generator=torch.Generator().manual_seed(1)).to(device)
     found: list[Tensor] = []
 
@@ -100,7 +104,7 @@ def placed(graph: Client, device: Place) -> Client:
 
 ENGINES = {f.__name__: f for f in (linear, relay_server, egos, common_layer, attention)}
 SERVER = "strategies/nfedgnn/strategy.py"
-EGOS = "strategies/fedscem/cohort.py"
+EGOS = "strategies/fedscem/modules.py"
 # Where a step waits for the device: numbers that it reads, and tensors that it copies to the host
 READS = {
     # Losses, which go to the report, and sizes that depend on who has answered
