@@ -66,16 +66,6 @@ def test_no_other_module_names_what_flower_does_not_document() -> None:
     assert len(paths) > 400
 
 
-def test_the_check_finds_what_it_looks_for() -> None:
-    source = "import flwr.common\nfrom flwr.serverapp.strategy.strategy import Strategy\n"
-    inside = "def f():\n    from flwr.serverapp import server_app\n    TaskIdentity._run_id = 1\n"
-    assert private_names(source + inside) == {
-        *("flwr.common", "flwr.serverapp.strategy.strategy.Strategy"),
-        *("flwr.serverapp.server_app", "TaskIdentity._"),
-    }
-    assert private_names("import flwr\nfrom flwr.app import Message\nimport flower_graph") == set()
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_each_name_is_there_and_not_public(name: str) -> None:
     module, there = NAMES[name]
