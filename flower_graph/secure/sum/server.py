@@ -169,8 +169,8 @@ class SumRound:
         both = zip(parties, bound, strict=True)
         self._hosted = [local.get(party, one.clients.tolist()) for party, one in both]
         self._asked = self._count(np.ones(m, np.bool_))
-        nodes = {party: node for node, party in server.nodes.items()}
-        self._rows = {nodes[party]: row for row, party in enumerate(parties) if party in local}
+        nodes = {party: node for node, party in server.nodes.items() if party in local}
+        self._rows = {nodes[party]: row for row, party in enumerate(parties) if party in nodes}
         self.round_keys = np.zeros((m, channel.KEY_BYTES), np.uint8)
         self.seed_commitments = np.zeros((m, channel.COMMITMENT_BYTES), np.uint8)
         self.share_commitments = np.zeros((m, k, 2, channel.COMMITMENT_BYTES), np.uint8)
@@ -931,6 +931,8 @@ class PartySums(SumServer):
                 return False
             old = {node for node, party in self.nodes.items() if party in present - self._fresh}
             present &= self._bind(server_round, send, old) | self._fresh
+            if len(present) < self.fewest_nodes:
+                return False
             self._fresh -= present  # whatever comes of it, their seeds are shown
             if self.agree(server_round, send, present, limit):
                 return True
@@ -949,11 +951,9 @@ class PartySums(SumServer):
         """Have the parties that are present show their seeds, and begin the epoch of these.
 
         ``limit`` is the largest size of a number in the sums. Returns whether it has begun: not if
-        the parties are too few, nor if one shows no seed, which is forgotten.
+        a party shows no seed, which is then forgotten.
         """
         parties = sorted(set(self.parties).intersection(present))
-        if len(parties) < self.fewest_nodes:
-            return False
         bindings = [self.bindings[party] for party in parties]
         declared = np.concatenate([one.declared for one in bindings])
         # Each that is in a sum has as many partners there as the threshold, which may be as high as
