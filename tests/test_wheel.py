@@ -105,6 +105,7 @@ def _run(installed: Path, tmp_path: Path, *command: str) -> str:
     """Run a program of the environment, far from the checkout."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     environment |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment["BROWSER"] = "true"  # which opens nothing
     environment.pop("FLOWER_GRAPH_DATA", None)
     run = subprocess.run(
         [str(installed / "bin" / command[0]), *command[1:]],
