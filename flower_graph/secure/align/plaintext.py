@@ -1,8 +1,8 @@
 """Alignment that hides nothing: the server learns a hash of every identity, and can try them out.
 
 Its halves are driven like ``AlignmentServer`` and ``AlignmentClient``, without key-holders and
-without a union to sum: ``requests`` until there are none, then ``publications``; a later enrolment
-restarts all. There are no slot keys: the server sees the sums of these slots.
+without a union to sum: ``requests`` until there are none, then ``publications``. There are no slot
+keys: the server sees the sums of these slots.
 """
 
 import hashlib
@@ -93,14 +93,12 @@ class PlaintextAlignmentServer(AnyAlignmentServer[PlainRequest]):
         self._tokens: dict[int, Bytes2D] = {}
 
     def enroll(self, node: int, clients: Iterable[int]) -> None:
-        """Record the clients' SuperNode; if a client is new, restart all."""
-        for client in clients:
-            if client not in self._node:
-                self._tokens = {}
-            self._node[client] = node
+        self._node |= dict.fromkeys(clients, node)
 
     def forget(self, clients: Iterable[int]) -> None:
-        self._node = {c: at for c, at in self._node.items() if c not in set(clients)}
+        for client in clients:
+            self._node.pop(client, None)
+            self._tokens.pop(client, None)
 
     @property
     def aligned(self) -> list[int]:
