@@ -471,11 +471,11 @@ def client_graphs(path: Path | str, how: ReadOptions = PLAIN) -> list[NewGraph]:
         check_ending(file)
         if file.is_dir() and (found := [one.name for one in sorted(file.glob("*.[cC][sS][vV]"))]):
             raise DataError(f"folder {file}: has {', '.join(found)}, not {NODES} and {EDGES}")
-    there = ", ".join(file.name for file in others)[:200]
+    there = f"not read: {', '.join(file.name for file in others):.200}"
     if not files:
         wanted = f"*{', *'.join(GRAPH_FILES)}, or folders with {NODES} and {EDGES}"
-        raise DataError(f"data.name = {str(path)!r}: has no {wanted}, but {there or 'nothing'}")
-    tell(f"folder {path}", [f"not read: {there}"] if there else [])
+        raise DataError(f"data.name = {str(path)!r}: has no {wanted}; {there}")
+    tell(f"folder {path}", [there] if others else [])
     return [describe_file(file, how) for file in files]
 
 
