@@ -76,7 +76,7 @@ class DataForm(NamedTuple):
         return cls(
             Treatment.from_json(record),
             int(record["num-classes"]),
-            None if classes is None else tuple(classes),
+            None if classes is None else tuple(map(str, classes)),
             PLAIN._replace(no_features=str(record["no-features"]), **own),
             scale,
             bool(record.get(WEIGHTS)),
