@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     FedAdagrad,
     FedAdam,
@@ -98,6 +99,7 @@ OF_THE_MEAN = {Strategy, FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi}
 RATIOS = frozenset(("train", "val", "test", "precision", "recall", "homophily", "true-homophily"))
 RECORD = -2  # in place of a length: marks a name as that of a record
 ROUNDING = 1e-5  # rounding error allowed in such a sum
+UNUSABLE = "SuperNodes gave a usable answer to train"
 NO_ROW = "its SuperNode's answer has no row of it"
 
 Arrays = ArrayRecord | Mapping[str, NDArray[np.generic]]
@@ -118,7 +120,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     """Flower's ``FedAvg`` with a report a round.
 
     A subclass defines the entries of a report (``report_fields``) and may define the first model
-    (``first_arrays``). ``start`` runs the rounds.
+    (``first_arrays``). ``start`` runs the rounds; Flower's wrappers can too, without reports.
 
     Parameters
     ----------
@@ -179,6 +181,9 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         self.best = BestRound()
         self._number = 0  # of the round
         self._is_averaged = False  # whether ``combine`` called Flower's average
+        self._sent: dict[int, Message] = {}  # of the current exchange, by SuperNode
+        self._usable: list[ClientReply] = []  # answers to ``train``
+        self._failed: dict[int, str] = {}  # clients whose training does not count, and why
         self._unsaved: dict[int, str] = {}  # SuperNodes that saved no checkpoint, and why
 
     # What a method says
@@ -273,61 +278,85 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         self.summary()
 
     def round(self, server_round: int) -> RoundReport:
-        session, members = self.session, self.session.members
-        self._number, self._is_averaged = server_round, False
-        self.means = MetricRecord(), MetricRecord()
-        session.gather(server_round, "no SuperNode can take part")
-        self.prepare(server_round)
-        drawn = session.participants(server_round, members.present(session.connected))
-        config = ConfigRecord(dict(self._config))
-        messages = self.configure_train(server_round, self.arrays, config, grid_of([*drawn]))
-        sent = self._written(messages, drawn, wants_rows=not self.is_weighted_sum)
-        asked = {node: drawn[node] for node in sent}
-        session.asked = dict(asked)
-        replies = self._relayed(sent)
-        count_payload(session.ledger, sent.values(), replies, asked)
-        usable, failed = self._checked(sent, replies, self.arrays, asked)
-        used = {client for reply in usable for client in reply.clients} - failed.keys()
-        skipped = "" if usable else f"none of {len(sent)} SuperNodes gave a usable answer to train"
-        if usable:
-            self.arrays = self._combined(usable) or self.arrays
-        self._measure(server_round)
-        gone = {NOT_CONNECTED: np.array(sorted(members.absent), np.int64)}
-        return session.report(
-            server_round,
-            session.participation(used, failed=failed, left_out=gone),
-            asked=sum(len(local) or 1 for local in asked.values()),
-            # A SuperNode that names no clients is one
-            answered=len(used) + sum(not reply.clients for reply in usable),
-            bytes=session.ledger.payload,
-            skipped=skipped,
-            **self.report_fields(*self.means),
-        )
-
-    def _measure(self, server_round: int) -> None:
-        """Have all clients measure the round's model, and save their state if that is due."""
         session = self.session
-        nodes = session.exchange.nodes(session.min_nodes, session.timeout)
-        present, messages = session.members.present(nodes), list[Message]()
+        grid, config = session.exchange.grid, ConfigRecord(dict(self._config))
+        messages = self.configure_train(server_round, self.arrays, config, grid)
+        self.arrays = self.aggregate_train(server_round, self._relayed(messages))[0] or self.arrays
         config = ConfigRecord({COUNTING: self.counting} if self.counting else {})
         config.update(self._evaluate_config)
         if session.is_due(server_round):
             config[CHECKPOINT], config[RUN_TOKEN] = True, session.run
+        messages = self.configure_evaluate(server_round, self.arrays, config, grid)
+        self.aggregate_evaluate(server_round, self._relayed(messages))
+        gone = {NOT_CONNECTED: np.array(sorted(session.members.absent), np.int64)}
+        used = {client for reply in self._usable for client in reply.clients} - self._failed.keys()
+        return session.report(
+            server_round,
+            session.participation(used, failed=self._failed, left_out=gone),
+            asked=sum(len(local) or 1 for local in session.asked.values()),
+            # A SuperNode that names no clients is one
+            answered=len(used) + sum(not reply.clients for reply in self._usable),
+            bytes=session.ledger.payload,
+            skipped="" if self._usable else f"none of {len(session.asked)} {UNUSABLE}",
+            **self.report_fields(*self.means),
+        )
+
+    def _relayed(self, messages: Iterable[Message]) -> Iterable[Message]:
+        exchange, timeout = self.session.exchange, self.session.timeout
+        return exchange.relay(messages, server_round=self._number, timeout=timeout).values()
+
+    # Flower's round, step by step: a wrapper of Flower's calls these in a loop of its own
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        session = self.session
+        self._number, self._is_averaged, self.arrays = server_round, False, arrays
+        self.means = MetricRecord(), MetricRecord()
+        if not session.is_open or session.exchange.grid is not grid:
+            session.open(grid, session.timeout, session.rounds)
+            self.own_arrays = {}
+        session.gather(server_round, "no SuperNode can take part")
+        self.prepare(server_round)
+        drawn = session.participants(server_round, session.members.present(session.connected))
+        messages = super().configure_train(server_round, arrays, config, grid_of([*drawn]))
+        self._sent = self._written(messages, drawn, wants_rows=not self.is_weighted_sum)
+        session.asked = {node: drawn[node] for node in self._sent}
+        return [*self._sent.values()]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average the usable replies. Without any, the model stays as it was."""
+        asked = {node: [*local] for node, local in self.session.asked.items()}
+        came = self._came(replies)
+        count_payload(self.session.ledger, self._sent.values(), came, asked)
+        self._usable, self._failed = self._checked(came, self.arrays, asked)
+        return (self._combined(self._usable), self.means[0]) if self._usable else (None, None)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        self.arrays, session = arrays, self.session
+        nodes = session.exchange.nodes(session.min_nodes, session.timeout)
+        present, messages = session.members.present(nodes), list[Message]()
         if present:  # Flower would wait for one without an end
             grid = grid_of([*present])
-            messages = [*self.configure_evaluate(server_round, self.arrays, config, grid)]
-        sent = self._written(messages, present)
-        replies = self._relayed(sent)
-        said = {n: no_content(one) or read_not_saved(one.content) for n, one in replies.items()}
-        self._unsaved = unsaved(sent, said)
-        usable = [reply.message for reply in self._checked(sent, replies, None)[0]]
-        measured = self.aggregate_evaluate(server_round, usable) if usable else None
+            messages = [*super().configure_evaluate(server_round, arrays, config, grid)]
+        self._sent = self._written(messages, present)
+        return [*self._sent.values()]
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        came = self._came(replies)
+        said = {n: no_content(one) or read_not_saved(one.content) for n, one in came.items()}
+        self._unsaved = unsaved(self._sent, said)
+        usable = [reply.message for reply in self._checked(came, None)[0]]
+        measured = super().aggregate_evaluate(server_round, usable) if usable else None
         self.means = self.means[0], measured or MetricRecord()
         self.counts = added(read_counts(reply.content, *self.counted) for reply in usable)
-
-    def _relayed(self, sent: Mapping[int, Message]) -> dict[int, Message]:
-        exchange, timeout = self.session.exchange, self.session.timeout
-        return exchange.relay(sent.values(), server_round=self._number, timeout=timeout)
+        return measured
 
     def summary(self) -> None:
         super().summary()
@@ -430,9 +459,20 @@ class ReportedFedAvg(RoundLoop, FedAvg):
             sent[node] = message
         return sent
 
+    def _came(self, replies: Iterable[Message]) -> dict[int, Message]:
+        """Return each SuperNode's first reply."""
+        nodes = {message.metadata.message_id: node for node, message in self._sent.items()}
+        came = dict[int, Message]()
+        for reply in replies:
+            # An error that the grid writes for a lost node comes from the grid's own id.
+            sender = reply.metadata.src_node_id
+            node = nodes.get(reply.metadata.reply_to_message_id, sender)
+            if reply.has_error() or node == sender:
+                came.setdefault(node, reply)
+        return came
+
     def _checked(
         self,
-        sent: Iterable[int],
         replies: Mapping[int, Message],
         model: ArrayRecord | None,
         asked: Mapping[int, Sequence[int]] = MappingProxyType({}),
@@ -442,7 +482,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         rows, timeout = model is not None and not self.is_weighted_sum, self.session.timeout
         wanted = Wanted(model, self.extras(), self.counted, rows)
         where = "evaluate: " if model is None else ""
-        usable, rejected, failed = check_replies(sent, replies, wanted, timeout, most, asked)
+        usable, rejected, failed = check_replies(self._sent, replies, wanted, timeout, most, asked)
         named = [replace(entry, reason=where + entry.reason) for entry in rejected]
         self.session.leave_out(named)
         log_rejected(LOG, self._number, "left out", named)
@@ -648,7 +688,8 @@ def too_few(how: RobustSection, answers: int) -> str:
 PLAIN = (bool, int, float, str, type(None), np.ndarray, np.generic, list, dict, ArrayRecord)
 # Attributes that a checkpoint saves elsewhere, or that last only a run or a round
 OWN = {"arrays", "own_arrays", "session", "central_noise", "robust"}
-OWN |= {"_number", "_is_averaged", "_unsaved", "_kept", "_warned", "_config", "_evaluate_config"}
+OWN |= {"_number", "_is_averaged", "_sent", "_usable", "_failed", "_unsaved", "_kept", "_warned"}
+OWN |= {"_config", "_evaluate_config"}
 OWN |= {"best", "_how_kept", "_own_outputs", "_keeping", "counts", "means"}
 
 

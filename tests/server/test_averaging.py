@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from averaging_helpers import Client, Run, Simple, app_of, good
+from averaging_helpers import Client, Run, Simple, app_of, good, start
 from flwr.app import (
     Array,
     ArrayRecord,
@@ -17,7 +17,7 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from flwr.serverapp.strategy import FedAdam, FedMedian
+from flwr.serverapp.strategy import FedAdam, FedMedian, Strategy
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.common import RobustSection
@@ -25,6 +25,7 @@ from flower_graph.errors import ClientBugError, NoClientsError
 from flower_graph.flower_compat import stamp
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.server.averaging import Combined, Wanted, check_replies, make_robust
+from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import MAX_NAMED, few
 
 pytestmark = pytest.mark.usefixtures("identity")
@@ -316,6 +317,29 @@ def content(
     if config:
         record["config"] = ConfigRecord(config)
     return record
+
+
+def test_flowers_own_loop_sends_personal_arrays_too():
+    log: list[Any] = []
+    grid = InProcessGrid(app_of([[0], [1]], log), num_supernodes=2)
+    Strategy.start(Own(), grid, start(), num_rounds=2, train_config=ConfigRecord())
+    assert sorted(log)[-2:] == [("train", 2, 0, 10), ("train", 2, 1, 20)]
+
+
+def test_what_is_changed_in_one_message_changes_no_other():
+    class Changes(Simple):
+        def configure_train(self, server_round, arrays, config, grid):
+            messages = super().configure_train(server_round, arrays, config, grid)
+            (first, *_) = messages
+            first.content["arrays"]["w"] = Array(np.full(2, 7, np.float32))
+            first.content["config"]["secret"] = "mine"
+            first.content["arrays"]["w"].shape = (2,)
+            assert "secret" not in messages[1].content["config"]
+            return messages
+
+    run = Run(Changes(), THREE)
+    assert run.got("train", 1) == {0: 7, 1: 0, 2: 0}
+    assert run.got("evaluate", 1) == pytest.approx(dict.fromkeys(range(3), 13 / 3))
 
 
 def stamped(message: Message) -> Message:
