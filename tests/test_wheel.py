@@ -190,7 +190,7 @@ def test_the_site_is_in_the_wheel_small_and_found(
         parts = [one for one in archive.infolist() if one.filename.startswith(f"{SITE}/")]
     assert sum(part.compress_size for part in parts) < 3e6
     for page in ("own-data", "configuration", "results/heat-map"):
-        found = _run(installed, tmp_path, "flower-graph", "docs", page)
+        found = _run(installed, tmp_path, "flower-graph", "docs", page, "--path")
         path = Path(found.strip().removeprefix("file://"))
         assert path.is_file() and path.is_relative_to(installed)
 

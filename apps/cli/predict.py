@@ -4,6 +4,7 @@ import argparse
 import csv
 import logging
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from flower_graph.config.common import MLP
 from flower_graph.data.new_graph import read_new_graph
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.method.run import Run, latest_in, load_run
+from flower_graph.ops.counts import balanced_accuracy, confusion_of, macro_f1
 from flower_graph.ops.links import dot_products
 from flower_graph.outputs.files import (
     NO_CLIENT,
@@ -28,9 +30,10 @@ from flower_graph.outputs.files import (
 from flower_graph.records.rounds import figure_text
 from flower_graph.storage.reading import MOST_RECORD, read_text
 from flower_graph.storage.writing import named
-from flower_graph.wire.keys import VALUE_SCORES
+from flower_graph.wire.keys import BALANCED, MACRO_F1, VALUE_SCORES
 
 HEAD = ["client", "node", "other", "probability"]  # of a table of links
+OF_CONFUSION = {MACRO_F1: macro_f1, BALANCED: balanced_accuracy}
 
 
 def predict_command(args: argparse.Namespace) -> int:
@@ -96,7 +99,21 @@ def _summary(run: Run, predictions: Predictions) -> list[str]:
         if len(one.node)
     ]
     over = "means over clients and their folds, as the run reports them"
-    return lines + ([f"  accuracy  {', '.join(shares)} ({over})"] if shares else [])
+    lines += [f"  accuracy  {', '.join(shares)} ({over})"] if shares else []
+    with suppress(OutputError):  # the run's settings may not be known
+        for metric in filter(OF_CONFUSION.get, run.config.metrics):
+            shown = [
+                f"{r} {_together(parts[r], metric):.3f}" for r in roles if parts[r].known.any()
+            ]
+            lines.append(f"  {metric:9} {', '.join(shown)} (of all predictions together)")
+    return lines
+
+
+def _together(predictions: Predictions, metric: str) -> float:
+    pair = torch.from_numpy(predictions.predicted), torch.from_numpy(predictions.label)
+    classes = 1 + int(torch.cat(pair).max())
+    (confusion,) = confusion_of(*pair, [torch.arange(len(predictions.label))], classes)
+    return float(OF_CONFUSION[metric](confusion))
 
 
 def _errors(predictions: Predictions) -> str:
