@@ -31,6 +31,7 @@ from flower_graph.ops.dropout import kept_of
 from flower_graph.ops.graph import Adjacency, both_ways, entries, pointers, propagate
 from flower_graph.ops.grouped import group_sum, grouped_linear
 from flower_graph.ops.links import LinkSplit
+from flower_graph.wire.keys import MAX_CLASSES
 
 Tensors = dict[str, Tensor]
 ALIKE = 1e-3  # how far, relative to the largest, a gradient may differ between group and client
@@ -395,6 +396,12 @@ def placed_on(graph: Any, device: torch.device, *, is_dense: bool = True) -> Gra
         {role: mask.to(device) for role, mask in masks.items()},
         None if weight is None else weight.to(device),
     )
+
+
+def check_classes(num_classes: int) -> None:
+    """Refuse more classes than a run can have, before weights are made for them."""
+    if not 1 <= num_classes <= MAX_CLASSES:
+        raise ValueError(f"num_classes is {num_classes}, must be from 1 to {MAX_CLASSES}")
 
 
 # Any: as for ``placed_on``

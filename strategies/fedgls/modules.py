@@ -25,6 +25,7 @@ from flower_graph.data.description import NewGraph
 from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import (
     GraphOnDevice,
+    check_classes,
     group_modules,
     joined,
     placed_on,
@@ -108,6 +109,7 @@ class StructureModel(nn.ParameterDict):
         name: str = FEDGLS,
         graph: dict[str, Any] | None = None,  # of different types
     ) -> None:
+        check_classes(classes)
         how = GraphSection(**(graph or {}))
         rest, deeper = hidden + hidden * classes + classes, (how.layers - 1) * how.width**2
         self.kind: str = GRAPHS[name]

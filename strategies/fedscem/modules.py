@@ -23,6 +23,7 @@ from flower_graph.engine.cohort import (
     Judged,
     Learner,
     Tensors,
+    check_classes,
     placed_on,
 )
 from flower_graph.engine.mini_batches import MiniBatch, epochs_of
@@ -85,6 +86,7 @@ class EgoGCN(nn.Module):
 @torch.no_grad()
 def first_model(settings: EgoSettings) -> EgoGCN:
     """Draw the model that every client starts from, as PyG's GCN and PyTorch's Linear do."""
+    check_classes(settings.num_classes)
     widths = settings.num_features, settings.hidden, settings.num_classes, settings.projection
     with seeded(torch.device("cpu"), settings.seed, "module"):
         model = EgoGCN(*widths)
