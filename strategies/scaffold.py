@@ -7,8 +7,7 @@ Karimireddy et al., ICML 2020, algorithm 1, option II. The server has a model ``
 2. client: ``K`` steps of SGD from ``y = x``, ``y <- y - eta (g_i(y) - c_i + c)``, ``g_i`` its own;
 3. client: ``c_i' = c_i - c + (x - y) / (K eta)``, which it keeps;
 4. client -> server: ``y``, ``c_i' - c_i``;
-5. server: ``x`` is the mean of ``y`` over ``S``, and ``c <- c + |S| / N mean(c_i' - c_i)``;
-6. server -> clients: ``x``, to be measured.
+5. server: ``x`` is the mean of ``y`` over ``S``, and ``c <- c + |S| / N mean(c_i' - c_i)``.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -53,9 +53,8 @@ class Net(nn.Module):
     def model(self, x: Tensor) -> Weights:
         """The weights; a row whose feature is nowhere in ``x`` as it came."""
         first, *rest = (part.detach().clone() for part in self.parts)
-        has = (x != 0).any(0)[:, None]
-        flat = torch.cat([part.flatten() for part in rest])
-        return Weights(torch.where(has, first, self.start.first), flat)
+        first = torch.where((x != 0).any(0)[:, None], first, self.start.first)
+        return Weights(first, torch.cat([part.flatten() for part in rest]))
 
     def forward(self, x: Tensor, adjacency: Tensor | None, dropped: Tensor | float = 1.0) -> Tensor:
         first, bias, second, last = self.parts
@@ -76,8 +75,7 @@ def similarity_of(e: Tensor, kind: str) -> Tensor:
     if kind == "inner":
         return (e[:, None] * e[None]).sum(2)
     square = (e[:, None] - e[None]).square().sum(2)
-    none = square == 0
-    return 1 / (1 + square.masked_fill(none, 1).sqrt().masked_fill(none, 0))
+    return 1 / (1 + square.where(square > 0, 1).sqrt() * (square > 0))
 
 
 class Learner(nn.Module):
