@@ -18,6 +18,7 @@ def bench(parts: str, folder: Path) -> int:
     return run.main(["--only", parts, "--quick", *where])
 
 
+@pytest.mark.release
 def test_quick_run_writes_json_and_a_page_with_every_table(tmp_path: Path) -> None:
     assert bench("round,sum,alignment,scale", tmp_path) == 0
     found = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))

@@ -191,9 +191,13 @@ def go_on_from_a_run(words: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    # `check` tries every method, a sweep is many runs, and PPFL-GNN's classifiers take seconds.
+    # `check` tries every method, and PPFL-GNN's classifiers take seconds; a sweep is many runs.
     [
-        pytest.param(one, marks=[pytest.mark.slow] if re.match("check|sweep|run ppfl", one) else [])
+        pytest.param(
+            one,
+            marks=[pytest.mark.slow] * bool(re.match("check|sweep|run ppfl", one))
+            + [pytest.mark.release] * one.startswith("sweep"),
+        )
         for one in COMMANDS
     ],
 )

@@ -100,15 +100,18 @@ def test_a_run_that_is_ended_leaves_nothing(how: signal.Signals, tmp_path: Path,
     own = {STATE_VARIABLE: str(tmp_path / "state"), "TMPDIR": str(temporary)}
     environment = os.environ | own | {"PYTHONPATH": str(Path(launch.__file__).parents[1])}
     with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
-        deadline = time.monotonic() + 120
-        while not (out / "metrics.jsonl").exists() or not _rounds(out):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        assert len(marked_processes(MARK, mark)) > 5
-        process.send_signal(how)
-        started = time.monotonic()
-        assert process.wait(timeout=30) == (130 if how == signal.SIGINT else -how)
+        try:
+            deadline = time.monotonic() + 120
+            while not (out / "metrics.jsonl").exists() or not _rounds(out):
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            assert len(marked_processes(MARK, mark)) > 5
+            process.send_signal(how)
+            started = time.monotonic()
+            assert process.wait(timeout=30) == (130 if how == signal.SIGINT else -how)
+        finally:
+            process.kill()
     while how == signal.SIGKILL and marked_processes(MARK, mark):
         assert time.monotonic() - started < 30
         time.sleep(0.2)

@@ -146,7 +146,7 @@ def test_a_worker_without_messages_ends_and_the_next_message_starts_another(plac
     assert ask(context)["count"] == 2
 
 
-@pytest.mark.parametrize("is_busy", [False, True])
+@pytest.mark.parametrize("is_busy", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_worker_ends_with_its_supernode(
     is_busy: bool, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +196,7 @@ def test_what_flower_starts_for_a_message_imports_no_engine(place: Path, tmp_pat
     assert len(modules) < 40
 
 
+@pytest.mark.slow
 def test_the_socket_of_a_worker_that_was_killed_is_replaced(place: Path) -> None:
     context = context_of()
     process = int(ask(context)["process"])
