@@ -134,8 +134,8 @@ class Masked(nn.Module):
 
     @torch.no_grad()
     def merged(self) -> nn.Module:
-        """Return a plain module with the masks multiplied in."""
-        result = deepcopy(self.module)
+        """Return a plain module with the masks, as they are evaluated, multiplied in."""
+        result = deepcopy(self.eval().module)
         result.load_state_dict(self.weights(), strict=False)
         return result
 

@@ -119,7 +119,7 @@ class SecureSum:
     ----------
     exchange : Exchange or callable
         How messages are sent. With a callable, such as ``Session.send``, the caller enrols
-        SuperNodes in ``members`` and drives the stages: `ready`, `masks`, `reveal`, `result`.
+        SuperNodes in ``members`` and drives the stages: `ready`, `requests`, `reveal`, `result`.
     limit : float
         Largest absolute value of a single number; a client with a larger one is left out.
     resolution : float

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 GRAPHLESS, NUM_GRAPHLESS = "graphless", "graphless-clients"  # details of data folders
+NUM_NODES = "nodes"  # another detail, of the server's folder alone
 TRUE_GRAPHS = "fed-gnn"  # trains on edges which graphless clients do not have
 NEWCOMERS_STEPS = 1  # of φ, as in a round: more do worse (docs/results/newcomers)
 
@@ -91,7 +92,11 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         if how.name == FEDPROTO:
             shared, classes = _prototypes(config, settings), settings.num_classes
             return ModuleFedAvg(shared, how, classes=classes, **local)
-        strategy = make_robust(StructureFedAvg, how, settings, **local)
+        if folder is None:
+            nodes = sum(len(graph.y) for graph in self.graphs(config))
+        else:
+            nodes = folder.detail(NUM_NODES, int)
+        strategy = make_robust(StructureFedAvg, how, settings, num_nodes=nodes, **local)
         strategy.central_noise = central_noise(config.privacy, config.rounds)
         return strategy
 
@@ -176,7 +181,7 @@ def folder_data(graphs: Clients, *, true_edges: bool) -> RunData:
     held = graphs if true_edges else graphs.replaced(bare)
     graphless = [graph.client for graph in graphs if graph.is_graphless]
     count = {NUM_GRAPHLESS: len(graphless)}
-    server = {GRAPHLESS: graphless, **count}
+    server = {GRAPHLESS: graphless, NUM_NODES: sum(len(graph.y) for graph in graphs), **count}
     return graph_data(held, server, count)
 
 

@@ -309,6 +309,8 @@ class StructureFedAvg(ModuleFedAvg):
     ----------
     settings : StructureSettings
         The same settings as the clients'.
+    num_nodes : int, optional
+        Number of all clients' nodes, the largest possible weight of a reply.
     **more
         As for ``ReportedFedAvg``; the seed is the settings'.
     """
@@ -316,13 +318,21 @@ class StructureFedAvg(ModuleFedAvg):
     weighted_sum = True
 
     # Any: further arguments are those of the parent
-    def __init__(self, settings: StructureSettings, **more: Any) -> None:
+    def __init__(
+        self, settings: StructureSettings, *, num_nodes: int | None = None, **more: Any
+    ) -> None:
         shared, classes = shared_by(settings), settings.num_classes
         super().__init__(shared, settings.strategy, classes=classes, **more)
-        self.structure = settings
+        self.structure, self.num_nodes = settings, num_nodes
 
     def fixed_settings(self) -> dict[str, object]:
         return super().fixed_settings() | self.structure._asdict()
+
+    def most_examples(self, node: int, *, training: bool) -> int | None:
+        """Return the weight that a SuperNode declared, at most the number of all nodes."""
+        limits = [super().most_examples(node, training=training)]
+        limits += [self.num_nodes] if training else []
+        return min((most for most in limits if most is not None), default=None)
 
     def combine(self, replies: Sequence[ClientReply]) -> Combined:
         """Average the models (step 5); of Fed-GNNMLP's two, each over the clients that have it."""

@@ -177,7 +177,7 @@ def embedding_noise(config: FedSCemConfig) -> ClientNoise | None:
     noise, how = client_noise(config.privacy, config.rounds), config.strategy
     if noise is None or how.aggregation != "masked":
         return noise
-    longest = math.ceil(noise.clipping_norm + FARTHEST * noise.deviation)
-    allowed = f"at least {longest} with privacy.epsilon={config.privacy.epsilon:g}"
+    longest = noise.clipping_norm + FARTHEST * noise.deviation
+    allowed = f"at least {math.ceil(longest)} with privacy.epsilon={config.privacy.epsilon:g}"
     require(longest <= how.limit, "strategy.limit", how.limit, allowed)
     return noise

@@ -92,7 +92,7 @@ from flower_graph.strategies.fedscem.modules import EgoGCN, first_model
 from flower_graph.wire.arrays import Config, largest_size
 from flower_graph.wire.codec import entries_of
 from flower_graph.wire.counts import as_counts, counts_size
-from flower_graph.wire.exchange import Replies
+from flower_graph.wire.exchange import Replies, reasons_of
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import MAX_NUMBER, ROLES, RUN_TOKEN, SERVER_ROUND, SUMS, TOTAL
 from flower_graph.wire.ledger import ByteLedger, count_bytes, reply_bytes, setup_bytes
@@ -531,6 +531,7 @@ class EgoSession(Session):
         self.setup_seconds = 0.0
         self.num_slots = 0  # identities that two clients or more hold
         self.unaligned: dict[int, str] = {}  # clients that cannot take part: reason
+        self._told = 0  # clients that the log has named already
 
     @property
     def clients(self) -> dict[int, list[int]]:
@@ -554,7 +555,9 @@ class EgoSession(Session):
         if begun:
             members.begin_epoch()
             self.unaligned.clear()
-        self.hosted()
+        if not self.everyone:
+            reasons = reasons_of(self.rejected)
+            raise NoClientsError(f"no SuperNode hosts clients of this run: {reasons}")
         if members.parties is None:
             aligner = members.aligner
             begun = has_new or (isinstance(aligner, AlignmentServer) and aligner.is_behind)
@@ -570,9 +573,9 @@ class EgoSession(Session):
         while isinstance(aligner, AlignmentServer) and aligner.waits(self.sums.server.out):
             self._unite(server_round, aligner)
             self._ask_stages(server_round)  # after a failed union all are aligned again
-        new = {client: why for client, why in aligner.blamed if client not in self.unaligned}
-        for entry in by_reason(grouped(new)):
+        for entry in by_reason(grouped(dict(aligner.blamed[self._told :]))):
             LOG.warning("client %s takes no part: %s", entry["clients"], entry["reason"])
+        self._told = len(aligner.blamed)
         published = aligner.publications()
         members.unsent = {node: message.to_config() for node, message in published.items()}
         self.num_slots = max((message.num_slots for message in published.values()), default=0)

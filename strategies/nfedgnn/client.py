@@ -444,6 +444,8 @@ class NodeClient(UsersClient):
             raise ValueError("rows_dir: users whose weights are in a file do not average them")
         place = self._places(request.users)
         with self._state.opened(follows=follows) as cohort:
+            if isinstance(cohort, StoredCohort):  # before a row changes, which nothing undoes
+                cohort.check_room(place)
             if request.average is not None:
                 rounds = torch.full_like(place, request.average_round)
                 fresh = _note_new(cohort.tensors[AVERAGE_ROUND], place, rounds)

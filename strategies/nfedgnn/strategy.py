@@ -631,7 +631,9 @@ class OwnLayer(Layer):
 
     def finish(self, server_round: int) -> None:
         """Deliver the last gradients."""
-        present = self.users_of(self.relay.session.present())
+        hosted = self.users_of(self.relay.session.present()).items()
+        present = {node: users[~self.left[users]] for node, users in hosted}
+        present = {node: users for node, users in present.items() if users.size}
         self._delivered(self._send(server_round, present, "train.finish").values)
 
 

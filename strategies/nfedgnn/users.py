@@ -228,10 +228,14 @@ class StoredCohort(LinearCohort):
             pass
         return super().models(users)
 
+    def check_room(self, users: Tensor) -> None:
+        """Raise ``OSError`` if the disk has no room for the rows of these users."""
+        rows = int((self.rows.ptr[users + 1] - self.rows.ptr[users]).sum())
+        row_file.check_room(self._path, self._width * rows)
+
     def _begun(self, users: Tensor) -> Iterator[Tensor]:
         """Give users in parts, in which each has at least the first weights in the file."""
-        ptr, first = self.rows.ptr, self.first()
-        row_file.check_room(self._path, self._width * int((ptr[users + 1] - ptr[users]).sum()))
+        first = self.first()
         for part in users.split(AT_A_TIME):
             rows, place = take(self.rows, part[self.tensors[STEP][part] == 0])
             self.tensors["weight"][place] = first[rows.feature]

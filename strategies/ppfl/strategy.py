@@ -471,7 +471,9 @@ class SecureConsensus(ProcrustesAlignment):
         )
 
     def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
-        there, mean, known = self.session.gather(server_round), self.mean, self.clients
+        mean, known = self.mean, self.clients
+        # By clients: ids of SuperNodes differ from run to run, and means are sums of floats
+        there = dict(sorted(self.session.gather(server_round).items(), key=lambda one: min(one[1])))
         nodes, claims = self._nodes(self.sums.prepare(server_round, there))
         everyone = (client for local in there.values() for client in local)
         mean.choose(nodes, {client: known.ids[client] for client in everyone}, known.dimension)

@@ -49,6 +49,12 @@ def test_with_more_least_holders_what_two_hold_has_no_slot() -> None:
     assert all(host.slots.held.tolist() == [0] for host in alignment.hosts.values())
 
 
+def test_in_the_clear_a_supernode_gets_the_tokens_of_its_own_identities_alone() -> None:
+    alignment = Alignment(DATA, [[0], [5], [2]], form="plain")
+    alignment.align()
+    assert [int(host.order.any(1).sum()) for host in alignment.hosts.values()] == [2, 1, 2]
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_who_is_silent_is_named_and_left_out_and_may_come_back(form: str) -> None:
     alignment = Alignment(DATA | {9: [9, 1]}, [[0, 9], [5, 2]], form=form)

@@ -66,6 +66,7 @@ def test_a_mask_is_multiplied_in_and_a_small_one_is_nothing_in_evaluation() -> N
     assert float(masked.size().detach()) == pytest.approx(3.55)
     masked.size().backward()
     assert masked.masks["weight"].grad.tolist() == [[1, -1], [1, 1]]
+    assert masked.train().merged().weight.tolist() == [[0.5, 0], [3, 8]]
 
 
 def test_masks_never_leave_a_client_and_each_client_has_its_own_model(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from flower_graph.secure.align.blinded import TOKEN, Bytes2D, PublishedTokens, c
 from flower_graph.secure.align.client import AnyAlignmentClient
 from flower_graph.secure.align.server import AnyAlignmentServer
 from flower_graph.secure.align.slots import SlotTable, find_slots, open_table
-from flower_graph.secure.channel import rows_of
+from flower_graph.secure.channel import pieces, rows_of
 from flower_graph.storage.checkpoint import read_state, write_state
 from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.codec import Message
@@ -125,6 +125,12 @@ class PlaintextAlignmentServer(AnyAlignmentServer[PlainRequest]):
     def publications(self) -> dict[int, PublishedTokens]:
         # A client counts once for a token, however often it sends it
         each = [np.unique(rows, axis=0) for rows in self._tokens.values()]
-        tokens, counts = np.unique(np.concatenate(each), axis=0, return_counts=True)
-        message = PublishedTokens(EPOCH, tokens[counts >= 2])
-        return dict.fromkeys(self._by_node(self._tokens), message)
+        every = np.concatenate([np.zeros((0, TOKEN), np.uint8), *each])
+        tokens, counts = np.unique(every, axis=0, return_counts=True)
+        shared, result = tokens[counts >= 2], dict[int, PublishedTokens]()
+        for node, clients in self._by_node(self._tokens).items():
+            own = {token for client in clients for token in pieces(self._tokens[client])}
+            is_own = np.array([token in own for token in pieces(shared)], bool)
+            # Zeros in the place of others' tokens, whose identities a client could try out
+            result[node] = PublishedTokens(EPOCH, shared * is_own[:, None])
+        return result

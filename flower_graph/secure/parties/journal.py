@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -323,17 +322,11 @@ def members_of(parties: int) -> list[int]:
     return [party for party in range(parties.bit_length()) if parties >> party & 1]
 
 
-def least_difference(parties: int, earlier: Iterable[int]) -> int | None:
-    """Return by how many parties a set differs from the nearest of others; None if it is there."""
-    differ = [(parties ^ one).bit_count() for one in earlier]
-    return min(differ, default=1 << 62) or None
-
-
 def check_difference(parties: int, earlier: Collection[int], differ_by: int) -> None:
     """Refuse parties of a sum that are neither those of an earlier sum nor far from all."""
-    least = least_difference(parties, earlier)
-    why = f"{least} differ from an earlier sum; {DIFFER_BY} is {differ_by}"
-    refuse_if(least is not None and least < differ_by, why)
+    if parties not in earlier and (near := _near(parties, earlier, differ_by)):
+        differ = (parties ^ near[0]).bit_count()
+        raise RefusedError(f"{differ} differ from an earlier sum; {DIFFER_BY} is {differ_by}")
 
 
 def choose(
@@ -347,19 +340,40 @@ def choose(
 ) -> int | None:
     """Choose the parties of a sum among those present: as many as possible; None if there is none.
 
-    ``earlier`` has the parties of each earlier sum, ``spare`` the few that may be left out, the
-    first ones first. A set of an earlier sum reveals nothing new and is preferred, unless a party
-    that is present is in none of those; if several serve as well, they take turns by the sum's
-    ``number``.
+    ``earlier`` has the parties of each earlier sum, ``spare`` those that may be left out, the first
+    ones first. A set of an earlier sum reveals nothing new and is preferred, unless a party that is
+    present is in none of those; if several serve as well, they take turns by the sum's ``number``.
     """
-    for count in range(min(len(spare), present.bit_count() - fewest) + 1):
-        sets = [present & ~set_of(left) for left in combinations(spare, count)]
-        again = [one for one in sets if one in earlier]
-        served = set_of(party for one in again for party in members_of(one))
-        for one in sets:
-            least = least_difference(one, earlier)
-            if least is not None and least >= differ_by and one & ~served:
-                return one
-        if again:
-            return sorted(again)[number % len(again)]
-    return None
+    if present in earlier or not _near(present, earlier, differ_by):
+        return present
+    fixed = present & ~set_of(spare)
+    again = [one for one in earlier if one & ~present == 0 and fixed & ~one == 0]
+    again = [one for one in again if one.bit_count() >= fewest]
+    most = max((one.bit_count() for one in again), default=0)
+    again = sorted(one for one in again if one.bit_count() == most)
+    served = 0
+    for one in again:
+        served |= one
+    unserved = present & ~served
+    order = sorted(spare, key=lambda party: unserved >> party & 1)
+    fresh = _thinned(present, earlier, differ_by, order, max(fewest, most))
+    if fresh is not None and (fresh.bit_count() > most or fresh & unserved):
+        return fresh
+    return again[number % len(again)] if again else None
+
+
+def _near(parties: int, earlier: Collection[int], differ_by: int) -> list[int]:
+    return [one for one in earlier if 0 < (parties ^ one).bit_count() < differ_by]
+
+
+def _thinned(
+    parties: int, earlier: Collection[int], differ_by: int, order: Sequence[int], fewest: int
+) -> int | None:
+    """Leave parties out, one after the other, until the rest may be in a sum."""
+    while parties not in earlier and (near := _near(parties, earlier, differ_by)):
+        left = [party for party in order if parties >> party & 1]
+        if not left or parties.bit_count() <= fewest:
+            return None
+        # Leaving out a party of an earlier set makes the two sets differ by one more.
+        parties ^= 1 << max(left, key=lambda party: sum(one >> party & 1 for one in near))
+    return parties

@@ -205,6 +205,8 @@ class SumClient:
             raise RefusedError("no list of commitments is open")
         epoch = Epoch.agreed(shown, registry.digest, request.seeds)
         check_partners(epoch, self.party, shown, request, registry)
+        is_few = epoch.minimum <= epoch.threshold  # words have room for pads of that many parties
+        refuse_if(is_few, f"minimum {epoch.minimum}, threshold {epoch.threshold}")
         self.epoch, self._keys = epoch, request.channel_keys
         self._rounds, self._last = {}, -1
         self._seed, self._shown = os.urandom(SEED_BYTES), None  # all know the old one
