@@ -337,6 +337,8 @@ def build_server_model(
     """Build one of the split models with reproducible initial weights."""
     gat = partial(SplitGAT, heads=heads)
     kinds: dict[str, Callable[..., SplitModel]] = {"gcn": SplitGCN, "gat": gat, "sage": SplitSAGE}
+    if name not in kinds:
+        raise ValueError(f"model.name: {name!r} is unknown; allowed are {', '.join(kinds)}")
     with seeded(torch.device("cpu"), seed, "server-model"):
         return kinds[name](hidden=hidden, classes=classes, dropout=dropout)
 

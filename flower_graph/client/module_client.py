@@ -304,7 +304,9 @@ class ModuleClient(NumPyClient):
         if len(self.first_layers) == 1:
             models = saved_rows(cohort, make)
         else:
-            forms = [form_of(self.exported(one.module), make, one.graph.client) for one in cohort]
+            forms = [
+                form_of(self.exported(one.module.eval()), make, one.graph.client) for one in cohort
+            ]
             models = SavedModels.join(forms)
 
         def logits(client: int, graph: GraphOnDevice) -> Tensor:

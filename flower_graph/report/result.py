@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_graph import __version__
-from flower_graph.config.common import NOTHING
+from flower_graph.config.common import LAST, NOTHING
 from flower_graph.config.foreign import SUMMARY
 from flower_graph.records.rounds import WAYS, RoundReport, figure_text, format_bytes, merit
 from flower_graph.storage.files import plain, write_json
@@ -173,7 +173,7 @@ def describe_result(
         f"  outputs   {out}",
     ]
     if result["config"].get("save", NOTHING) != NOTHING:
-        keep = result["config"]["keep"]
+        keep = LAST if result["best-round"] is None else result["config"]["keep"]
         lines.append(f"  saved     the {keep} round, for `flower-graph predict` (keep={keep})")
     return "\n".join(lines)
 

@@ -313,9 +313,10 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         session = self.session
         self._number, self._is_averaged, self.arrays = server_round, False, arrays
         self.means = MetricRecord(), MetricRecord()
+        if server_round == 1:
+            self.own_arrays = {}
         if not session.is_open or session.exchange.grid is not grid:
             session.open(grid, session.timeout, session.rounds)
-            self.own_arrays = {}
         session.gather(server_round, "no SuperNode can take part")
         self.prepare(server_round)
         drawn = session.participants(server_round, session.members.present(session.connected))

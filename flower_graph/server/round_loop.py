@@ -286,7 +286,7 @@ class RoundLoop(Strategy):
             if should_stop is not None and should_stop(report.round, result):
                 session.rounds = min(session.rounds, done)
         if self.best.last:
-            if keep == BEST and not self.best.number:
+            if keep == BEST and save != NOTHING and not self.best.number:
                 LOG.warning("no round has a validation %s: the last is kept", metrics[0])
             self._keep_outputs(FINISH)
         self.finish(self.session.rounds)

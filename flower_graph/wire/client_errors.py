@@ -48,8 +48,9 @@ HOW = (
     "; these clients do not answer as this strategy asks: make their ClientApp with "
     "flower_graph.make_client_app, or write it as `flower-graph docs messages` says"
 )
-# Of a traceback: the place of its last call, and the kind of its error
-FAULT = re.compile(r'.*^\s*File "(.+?)", line (\d+), in.*?^([A-Za-z_][\w.]*)(?::|$)', re.M | re.S)
+# Of a traceback: the place of each call, and the kind of its error
+PLACE = re.compile(r'^\s*File "(.+)", line (\d+), in', re.MULTILINE)
+KIND = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)
 # Python writes the first error of a chain first; what Ray adds comes behind
 CHAINED = "\nThe above exception was the direct cause"
 
@@ -173,5 +174,8 @@ def fault_of(said: str) -> Fault | None:
 
     Of an error in another machine's log only the kind is known.
     """
-    found = NOT_OURS.search(said) or FAULT.match(said)
-    return found.groups() if found else None
+    if at_home := NOT_OURS.search(said):
+        return at_home.groups()
+    places = [*PLACE.finditer(said)]
+    kind = KIND.search(said, places[-1].end()) if places else None
+    return (*places[-1].groups(), kind[1]) if kind else None

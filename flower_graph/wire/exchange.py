@@ -247,8 +247,10 @@ class Exchange:
                     # The error in the place of an answer that cannot come
                     why = GONE if node in gone else LOST
                     error = Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, why)
+                    reply = Message(error, reply_to=Message(RecordDict(), node, "train"))
                     del waiting[message_id]
-                    yield node, Message(error, reply_to=Message(RecordDict(), node, "train"))
+                    self.failures.note(node, reply)
+                    yield node, reply
             left = deadline - time.monotonic()
             if left <= 0 or not waiting:
                 break
