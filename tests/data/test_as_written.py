@@ -640,7 +640,16 @@ REFUSED: list[tuple[Files, How, str]] = [
     (changed("target", "zoe", "links"), PLAIN, r"g\.json: edge 1: target: 'zoe'"),
     (changed("weight", None, "links"), How(weights=True), r"g\.json: edge_weight"),
     ({"g.graphml": DESCRIBED[: len(DESCRIBED) // 2]}, PLAIN, r"g\.graphml"),
-    ({"g.graphml": DESCRIBED.replace("<edge id", "<hyperedge/><edge id")}, PLAIN, ".*hyperedges"),
+    *(({"g.graphml": DESCRIBED.replace(old, new)}, PLAIN, f".*{words}") for old, new, words in (
+        ("<edge id", "<hyperedge/><edge id", "hyperedges"),
+        ("<desc>first</desc>", "<graph/>", "2 graphs"),
+        ("</graph>", "</graph><graph/>", "2 graphs"),
+        ('id="n1"', 'id="n0"', "'n0'.*once"),
+        ('target="n1"', 'target="zoe"', "edge 0: target: 'zoe'"),
+        ('"d1" for="node"', '"d1" for="all"', "'d1': for='all'"),
+        ('"d2" for="edge"', '"d2"', "'d2': for=None"),
+        (ANY, f'<!DOCTYPE g [<!ENTITY e "x">]>{ANY}', "entity e"),
+    )),
 ]  # fmt: skip
 
 

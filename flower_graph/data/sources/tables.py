@@ -8,17 +8,20 @@ import csv
 import math
 import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from contextlib import suppress
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+from xml.parsers import expat
 
 import torch
 from torch import Tensor
 
 from flower_graph.config.common import ONE_HOT
 from flower_graph.data.description import BLANK, advice_of, number_of, saying, word_of
-from flower_graph.data.features import Columns, ReadOptions, encode_words
+from flower_graph.data.features import PLAIN, Columns, ReadOptions, encode_words
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources.names import EDGES, NODES, table_in
 from flower_graph.errors import DataError
@@ -122,6 +125,9 @@ class _Entries(NamedTuple):
     def numbers(self, key: str, remedy: str) -> tuple[Tensor, dict[int, str]]:
         """Return numbers, float64 ``[n]``, NaN for a word or nothing, and the words by row."""
         given, comma, words = self.cells[key], self.how.has_comma, dict[int, str]()
+        with suppress(TypeError, ValueError, OverflowError):  # all at once, which is fast
+            if not comma:
+                return torch.tensor([*map(float, given)], dtype=torch.float64), words
         found = [number_of(value, comma=comma) for value in given]
         for row in [row for row, number in enumerate(found) if number is None]:
             value = given[row]
@@ -215,7 +221,15 @@ def read_tables(folder: Path, how: ReadOptions) -> dict[str, object]:
     return _graph(nodes, nodes.cells[roles.names[0]], roles, edges)
 
 
-def _read_table(path: Path, how: ReadOptions) -> _Entries:
+def names_clients(folder: Path) -> bool:
+    """Return whether tables have a column for the client, from their header alone."""
+    with saying(f"file {folder}"):
+        header = _read_table(table_in(folder, NODES), PLAIN, rows=0).cells
+    return CLIENT in [key.lower() for key in header]
+
+
+def _read_table(path: Path, how: ReadOptions, rows: int | None = None) -> _Entries:
+    """Read a table, or its header and so many rows."""
     with (
         reading(path.name, DataError),
         saying(path.name),
@@ -237,18 +251,18 @@ def _read_table(path: Path, how: ReadOptions) -> _Entries:
                     raise DataError(f"a column is called {key!r}: {remedy}")
                 if lower[index] in lower[:index]:
                     raise DataError(f"two columns are called {lower[index]!r}")
-            places, rows, wanted = list[int](), list[list[str]](), len(header)
-            for row in reader:
+            places, read, wanted = list[int](), list[list[str]](), len(header)
+            for row in islice(reader, rows):
                 if not any(cell.strip(BLANK) for cell in row):
                     continue
                 if len(row) < wanted or any(row[wanted:]):  # not commas that end the line
                     why = f"{len(row)} cells, line 1 {wanted}; a comma needs quotes, or R wrote"
                     raise DataError(f"line {reader.line_num}: {why} row.names")
                 places.append(reader.line_num)
-                rows.append(row)
+                read.append(row)
         except csv.Error as error:
             raise DataError(f"line {reader.line_num}: is damaged ({error})") from error
-    cells: dict[str, list[Any]] = {key: [row[at] for row in rows] for at, key in enumerate(header)}
+    cells: dict[str, list[Any]] = {key: [row[at] for row in read] for at, key in enumerate(header)}
     return _Entries(f"{path.name}: line", places, cells, how)
 
 
@@ -280,9 +294,44 @@ def read_graphml(path: Path, how: ReadOptions) -> dict[str, object]:
     import networkx as nx  # not at the top: it takes a while
 
     with open_regular(path, MOST_GRAPH) as stream, warnings.catch_warnings(action="ignore"):
+        _check_graphml(stream)
+        stream.seek(0)
         graph: Any = nx.read_graphml(stream, force_multigraph=True)
     links = [{**own, ENDS[0]: one, ENDS[1]: other} for one, other, own in graph.edges(data=True)]
     return _of_entries([*graph], [*graph.nodes.values()], links, how, graph.graph)
+
+
+def _check_graphml(stream: BinaryIO) -> None:
+    """Refuse what NetworkX's reader leaves out, merges, makes up or expands."""
+    count, nodes, last = Counter[str](), Counter[str](), dict[str, dict[str, str]]()
+    ends = dict[str, str]()  # the first place of each end of an edge
+
+    def start(name: str, own: dict[str, str]) -> None:
+        kind = name.rpartition(" ")[2]
+        last[kind] = own
+        if kind == "node":
+            nodes[own.get("id", "")] += 1
+        for end in ENDS if kind == "edge" else ():
+            ends.setdefault(own.get(end, ""), f"edge {count[kind]}: {end}")
+        if kind == "default" and (said := last["key"].get("for")) not in ("node", "edge", "graph"):
+            why = 'a key with a default is for node, edge or graph; write for="node"'
+            raise DataError(f"key {last['key'].get('id')!r:.40}: for={said!r:.40}: {why}")
+        count[kind] += 1
+
+    def refuse(name: str, *_: object) -> None:
+        raise DataError(f"entity {name:.40}: must be written out, none may be declared")
+
+    parser = expat.ParserCreate(namespace_separator=" ")
+    parser.StartElementHandler, parser.EntityDeclHandler = start, refuse
+    parser.ParseFile(stream)
+    if (graphs := count["graph"]) > 1:
+        raise DataError(f"has {graphs} graphs: must be one <graph>, with none in its nodes")
+    for name, times in nodes.items():
+        if times > 1:
+            raise DataError(f"node {name!r:.40}: id is there {times} times: must be once")
+    for name, place in ends.items():
+        if name not in nodes:
+            raise DataError(f"{place}: {name!r:.40} is no node")
 
 
 def _of_entries(
