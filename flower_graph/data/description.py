@@ -355,13 +355,17 @@ def made_features(how: str, n: int, edges: Tensor | None, notes: list[str]) -> T
 
 # What a `Data` may say of edges besides their ends; the second is NetworkX's name
 WEIGHT, NAMED, ATTRIBUTES = EDGE_VALUES = ("edge_weight", "weight", "edge_attr")
+_BESIDES = ("names", "columns", "notes", "num_classes", "classes")
+_READ = ("x", "y", "edge_index", "adj_t", *PARTS, *EDGE_VALUES, *_BESIDES)
 
 
 # Any, here and below: what a user's graph holds
 def entries_of(data: Any) -> Tree:
     """Return a graph's entries by name, its edges in ``edge_index``, also in place of ``adj_t``."""
     if not isinstance(data, dict):
-        data = data.to_dict() if hasattr(data, "to_dict") else getattr(data, "__dict__", {})
+        held = data.to_dict() if hasattr(data, "to_dict") else getattr(data, "__dict__", {})
+        # Attributes may also be slots, fields of a tuple or properties
+        data = {key: getattr(data, key, None) for key in _READ} | held
     adjacency: Any = data.get("adj_t")
     if adjacency is None or data.get("edge_index") is not None:
         return {**data}

@@ -279,7 +279,8 @@ def prepare_features(
             # In float64, so that a large mean does not hide a small deviation.
             mean = x.double().sum(0) / len(x)
             deviation = (((x.double() - mean) ** 2).sum(0) / len(x)).sqrt()
-            constant = deviation <= (EXACT if x.dtype == torch.float64 else ROUNDED) * mean.abs()
+            is_exact = all(one.dtype == torch.float64 for one in features)
+            constant = deviation <= (EXACT if is_exact else ROUNDED) * mean.abs()
             scale = torch.where(constant, torch.inf, deviation)
             treatment = treatment._replace(mean=mean, scale=scale)
             also = f"; {int(constant.sum())} constant" if constant.any() else ""

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,7 +148,8 @@ def through_folder(content: dict[str, Any], folder: Path) -> None:
 
 
 def through_python(content: dict[str, Any], folder: Path) -> None:
-    description.tell("python", as_graph(SimpleNamespace(**content)).notes)
+    given = namedtuple("Given", content)(**content)  # without a __dict__
+    description.tell("python", as_graph(given).notes)
 
 
 def through_client(content: dict[str, Any], folder: Path) -> None:
@@ -299,6 +301,13 @@ def test_what_is_done_to_features_is_said(x, how, wanted, notes):
         found, said, _ = prepare_features(clients, how)
         torch.testing.assert_close(torch.cat(found), wanted)
         assert all(re.search(note, one) for note, one in zip(notes, said, strict=True)), said
+
+
+def test_a_constant_of_both_precisions_is_constant():
+    x = torch.full((3, 1), 0.1)
+    assert not any(
+        one.any() for one in prepare_features([x, x.double() * 0 + 0.1], "standardise")[0]
+    )
 
 
 @pytest.mark.parametrize(
