@@ -339,6 +339,7 @@ def test_one_graph_is_cut_into_the_clients_that_its_nodes_name(tmp_path, caplog)
     assert b.x.tolist() == [[2], [7], [4]] and b.edge_index.tolist() == [[0, 1, 2, 2], [2, 2, 0, 1]]
     lines = [re.sub("bern|zug", "", line) for line in NODES.splitlines()]
     (one / "nodes.csv").write_text("\n".join(lines), encoding="utf-8")
+    assert clients_path(DataConfig(str(one))) == one  # by its column, though that is empty
     with pytest.raises(DataError, match=r"people.*client"):
         load_egos(one)
 
@@ -371,7 +372,9 @@ def test_a_change_of_any_file_is_noticed(tmp_path):
         os.utime(file, ns=(0, seen[0] + (number + 1) * 10**9))
         seen.append(saved_at(str(tmp_path)))
     assert seen == sorted(set(seen)) and saved_at(str(tmp_path / "a.json")) == seen[-1]
+    (tmp_path / ".#a.json").symlink_to("nowhere")  # Emacs's lock
     assert saved_at(str(one)) == seen[2] and saved_at("csbm") == 0
+    assert saved_at(str(tmp_path)) == seen[-1]
 
 
 # Folders with one party's data --------------------------------------------------------------------

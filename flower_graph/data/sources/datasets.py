@@ -44,7 +44,9 @@ from flower_graph.data.graph import PARTS, Graph, Masks, fits_dense, labelled_sp
 from flower_graph.data.sources.generators import csbm
 from flower_graph.data.sources.names import (
     CSBM,
+    EDGES,
     LINQS,
+    NODES,
     OGB,
     PygName,
     absent,
@@ -57,6 +59,7 @@ from flower_graph.data.sources.names import (
     missing_message,
     pyg_name,
     stall_limit,
+    table_in,
 )
 from flower_graph.data.sources.tables import CLIENT, read_graphml, read_node_link, read_tables
 from flower_graph.errors import DataError
@@ -265,9 +268,15 @@ def cached_clients(make: Callable[[C], list[G]], config: C, *also: str | int) ->
 def saved_at(name: str) -> int:
     """Return when a file, or the last of a folder's, was saved; 0 for other names."""
     # With it a cache reads a new one anew.
-    paths = [os.path.join(above, file) for above, _, files in os.walk(name) for file in files]
-    paths += [name] if os.path.isfile(name) else []
-    return max((os.stat(path).st_mtime_ns for path in paths), default=0)
+    path = Path(name)
+    if not path.is_dir():
+        return path.stat().st_mtime_ns if path.is_file() else 0
+    with os.scandir(path) as listing:  # asked for every message: one look at each file
+        entries = list(listing)
+    folders = [Path(one.path) for one in entries if one.is_dir()]
+    tables = [table_in(one, file) for one in folders for file in (NODES, EDGES)]
+    times = [one.stat().st_mtime_ns for one in entries if one.is_file()]
+    return max(times + [file.stat().st_mtime_ns for file in tables if file.is_file()], default=0)
 
 
 # Graphs that users saved --------------------------------------------------------------------------

@@ -270,8 +270,9 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def fingerprint(folder: Path) -> list[tuple[str, int, int]]:
-    """Return name, size and time of change of each file, so that a new file is noticed."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    """Return name, size and time of change of each raw file, so that a new file is noticed."""
+    all_files = (path for path in folder.rglob("*") if path.is_file())
+    files = sorted(path for path in all_files if path.parent.name != "processed")
     stats = ((path.relative_to(folder).as_posix(), path.stat()) for path in files)
     return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
 
