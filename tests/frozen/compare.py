@@ -39,7 +39,7 @@ TOLERANCE = 1e-5
 LOOSELY = 0.1  # for runs that rounding sends another way: five times what has been seen
 CHOSEN = re.compile(r"best|beats-chance")  # figures of a round, or a word, that a small one decides
 # What another time, machine or folder changes
-UNSTABLE = re.compile(r"seconds|time|memory|version|^parts$|^config$|^path$|^out$|^folder$|^run$")
+UNSTABLE = re.compile(r"seconds|time|memory|version|^(parts|config|path|out|folder|run|command)$")
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "MPLBACKEND": "Agg", "PYTHONDONTWRITEBYTECODE": "1"}
 ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 

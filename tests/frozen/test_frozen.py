@@ -7,8 +7,8 @@ from runs import COMPARED, DECIDED_BY_ROUNDING, METHODS, Run, in_process, on_ray
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_every_fifth_run_in_process_and_all_that_show_settings() -> None:
-    sample = [run for n, run in enumerate(in_process()) if n % 5 == 0 or run.command == "show"]
+def test_every_tenth_run_in_process_and_all_that_show_settings() -> None:
+    sample = [run for n, run in enumerate(in_process()) if n % 10 == 0 or run.command == "show"]
     assert compare(sample) == []
 
 

@@ -127,7 +127,7 @@ def test_without_names_old_users_come_first(tmp_path: Path) -> None:
 
 
 ALONE = "strategy.share=own"  # newcomers may train alone at first
-RAY = (pytest.mark.slow, pytest.mark.timeout(1500))  # three runs, on a busy machine
+RAY = (pytest.mark.release, pytest.mark.timeout(1500))  # three runs, on a busy machine
 
 
 @pytest.mark.parametrize("engine", ["in-process", pytest.param("flwr", marks=RAY, id="on_ray")])
