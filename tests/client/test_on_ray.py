@@ -178,17 +178,17 @@ def test_a_remote_worker_changes_no_other_files(
     (tmp_path / "a").write_text("mine")
     (tmp_path / "out" / "link").symlink_to(tmp_path)
     with pytest.raises(OutputError):
-        folders.write({("out", name): data})
+        folders.write([("out", name, data)])
     assert (tmp_path / "a").read_text() == "mine"
 
 
 def test_files_go_there_as_they_were_written(sides: tuple[Path, Path, Mirror]) -> None:
     there, here, mirrored = sides
     log, gone = Path("clients/3/measured.bin"), Path("clients/3/snapshots/round-000001/a")
-    saved = Path("checkpoints/round-000002/client-3.safetensors")
+    saved, other = Path("checkpoints/round-000002/client-3.safetensors"), Path("embeddings/7.npz")
 
     def first() -> Any:
-        for path in (log, gone, saved):
+        for path in (log, gone, saved, other):
             (here / path).parent.mkdir(parents=True, exist_ok=True)
             (here / path).write_bytes(b"one")
         return SimpleNamespace(has_error=lambda: False)
@@ -200,6 +200,7 @@ def test_files_go_there_as_they_were_written(sides: tuple[Path, Path, Mirror]) -
         return SimpleNamespace(has_error=lambda: False)
 
     mirrored.during("3", first)
+    assert (there / other).read_bytes() == b"one"
     assert not (here / "checkpoints").exists() and (there / saved).read_bytes() == b"one"
     mirrored.during("3", second)
     assert (there / log).read_bytes() == b"one two"

@@ -14,7 +14,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -221,11 +221,15 @@ def _machines() -> dict[str, dict[str, float]]:
 
 # What a SuperNode has in the run's outputs, and its keys where it does not trust the server
 NEEDED = {
-    "out": ("clients/{0}/**/*", CHECKPOINTS + "/round-*/client-{0}.*"),
+    "out": ("clients/{0}/**/*", CHECKPOINTS + "/round-*/client-{0}.safetensors"),
     "state": ("parties/{0}", "parties/{0}.*", "parties/registry.json"),
 }
-# Whole files by their folder and their path there; None if it is removed
-Files = dict[tuple[str, str], bytes | None]
+# Of each file, by the folder that it is in and its path there: inode, size, time of change
+Stamps = dict[tuple[str, str], tuple[int, int, int]]
+
+
+# The folder of a file, its path there, and the whole file; None if it was removed
+Change = tuple[str, str, bytes | None]
 
 
 class Folders:
@@ -234,23 +238,42 @@ class Folders:
     def __init__(self, out: Path, state: Path) -> None:
         self.out, self._roots = out, {"out": out, "state": state}
 
-    def read(self, supernode: str) -> Files:
-        return {
-            (folder, str(path.relative_to(root))): read_bytes(path, MOST_TENSORS)
+    def read(self, supernode: str) -> list[Change]:
+        found = {
+            (folder, str(path.relative_to(root)))
             for folder, root in self._roots.items()
             for pattern in NEEDED[folder]
-            for path in sorted(root.glob(pattern.format(supernode)))
+            for path in root.glob(pattern.format(supernode))
             if path.is_file()
         }
+        return [self._read(name) for name in sorted(found)]
 
-    def write(self, files: Files) -> None:
-        for (folder, name), data in files.items():
+    def write(self, changes: Iterable[Change]) -> None:
+        for folder, name, data in changes:
             path = inside(self._roots[folder], name)
             if data is None:
                 remove(path)
             else:
                 with replaced(path) as stream:
                     stream.write(data)
+
+    def stamps(self) -> Stamps:
+        """Return a stamp for each file, which changes when the file does."""
+        result = {}
+        for folder, root in self._roots.items():
+            for path in filter(Path.is_file, root.rglob("*")):
+                status = path.stat()
+                stamp = status.st_ino, status.st_size, status.st_mtime_ns
+                result[folder, str(path.relative_to(root))] = stamp
+        return result
+
+    def changes(self, before: Stamps) -> list[Change]:
+        now = self.stamps()
+        gone: list[Change] = [(*name, None) for name in before.keys() - now.keys()]
+        return gone + [self._read(name) for name in now if now[name] != before.get(name)]
+
+    def _read(self, name: tuple[str, str]) -> Change:
+        return (*name, read_bytes(self._roots[name[0]] / name[1], MOST_TENSORS))
 
 
 class Mirror:
@@ -264,11 +287,10 @@ class Mirror:
         """Answer a message of a SuperNode: fetch its files before, send changes after."""
         if supernode not in self._known:
             self._here.write(ray.get(self._there.read.remote(supernode)))
-        before = self._here.read(supernode)
+        before = self._here.stamps()
         self._known.discard(supernode)  # if it fails, what it has changed counts for nothing
         reply = answer()
-        after = dict.fromkeys(before) | self._here.read(supernode)
-        if changes := {name: data for name, data in after.items() if data != before.get(name)}:
+        if changes := self._here.changes(before):
             ray.get(self._there.write.remote(changes))
         # A client that has lost its state asks for its checkpoint: then they are fetched again
         with suppress(OSError):
