@@ -94,7 +94,7 @@ class Opened:
 # Of a strategy: the run's id, with which identities are hashed, and the alignment's server
 Parts = Callable[[object], tuple[bytes, Any]]
 ServerOf = Callable[[Any], Any]  # of a strategy, the server of its sums
-# What a server tells a holder, by its row: of a round the kinds for its partners, [k]
+# The kinds of secrets that the server asks of a holder, one a partner, [k]; by the holder's row
 Story = Callable[[SumRound, int], NDArray[np.uint8]]
 
 

@@ -426,7 +426,7 @@ class VectorEncoding:
     layout: Layout  # Their parts
     table: SlotTable  # Which client holds which slot
     ring: Ring | None  # None for plain sums
-    pads: bytes  # What pads are made for: the run, and what the sum is of
+    pads: bytes  # the run and the sum that pads are made for
     sum_round: int  # Number of the secure sum of this round
 
     def add_up(

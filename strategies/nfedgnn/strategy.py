@@ -1076,8 +1076,10 @@ class RelayServer:
         """Take a step; the average follows, a plain mean until there are enough weights."""
         self.optimizer.lr = rate
         self.optimizer.step()
+        if not self._decay:
+            return
         share, now = max(1 - self._decay, 1 / server_round), self.model.state_dict()
-        for name, kept in self.eval_model.state_dict().items() if self._decay else ():
+        for name, kept in self.eval_model.state_dict().items():
             kept.copy_(kept.lerp(now[name], share) if kept.is_floating_point() else now[name])
 
     def gradients(

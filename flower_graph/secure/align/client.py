@@ -35,7 +35,7 @@ from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import split_rows
 from flower_graph.wire.keys import ALIGN_STAGE
 
-# What is saved
+# Attributes that a client's state keeps
 KEPT = (
     "_secrets",
     "_epoch",

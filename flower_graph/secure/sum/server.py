@@ -107,7 +107,7 @@ class Reason:
     """Why a client is blamed or left out, or why there is no sum."""
 
     kind: Cause
-    text: str  # One line for a person, without the client and the round
+    text: str  # A line for a person, without the client and the round
     client: int | None = None  # None if it is about the whole sum
     round: int | None = None  # Number of the sum, or the caller's own; None to leave it out
 
@@ -151,7 +151,7 @@ class Circle(NamedTuple):
 
 
 class SumRound:
-    """One round at the server; of an `Epoch` it counts parties, not clients."""
+    """A round at the server. With an `Epoch`, minimum and threshold count parties, not clients."""
 
     def __init__(
         self, server: SumServer, circle: Circle | Epoch, number: int, local: Mapping[int, list[int]]
