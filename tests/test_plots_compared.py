@@ -1,6 +1,7 @@
 """Pictures of any run, and of figures beside each other."""
 
 import math
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -34,7 +35,7 @@ def test_baselines_are_grey_lines_and_mistakes_a_map_of_shares(drawn: list[Axes]
     shares, counts = (cell.lines[0].get_ydata() for cell in axes[3:])
     assert ([*shares], [*counts]) == ([0.25], [6.0])  # counts would flatten shares
     axes.clear()
-    plots.plot(X, plots.draw_confusion, one.confusion, title="test")
+    plots.plot(X, [[partial(plots.draw_confusion, nodes=one.confusion)]])
     assert axes[0].images[0].get_array().tolist() == [[0.75, 0.25], [0, 0]]  # type: ignore[union-attr]
 
 
@@ -82,7 +83,7 @@ def test_matrices_have_a_number_in_each_field_and_one_scale(drawn: list[Axes]) -
     del drawn[:]
     gains = {"small": [[0.1, -0.3], [0.0, math.nan]], "large": [[0.7, 0.1], [0.2, 0.0]]}
     plots.plot_matrices(X, {n: pd.DataFrame(one) for n, one in gains.items()}, label="gain")
-    small, large, _ = drawn
+    small, large, *_ = drawn
     assert small.images[0].get_clim() == large.images[0].get_clim() == (-0.7, 0.7)  # white is 0
 
 

@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,7 @@ def partition_command(args: argparse.Namespace) -> int:
         page += [f"![Distributions, {first}]({PICTURE})", ""]
         if is_drawn(counts := statistics.classes):
             names = cuts[0].data.server.class_names if len(cuts) == 1 else None
-            plot(out / CLASSES, draw_classes, counts, names, title=title)
+            plot(out / CLASSES, [[partial(draw_classes, counts=counts, classes=names)]], title)
             page += [f"![Nodes of each class at each client, {first}]({CLASSES})", ""]
         write_text(out / "partition.md", "\n".join(page))
         write_json(out / "partition.json", record)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,7 @@ from flower_graph.config.rules import refuse_key
 from flower_graph.config.schema import flatten
 from flower_graph.errors import OutputError, one_line
 from flower_graph.method.run import Run
-from flower_graph.outputs.files import Framed, as_text
+from flower_graph.outputs.files import as_text
 from flower_graph.records.rounds import WAYS, format_bytes, merit
 from flower_graph.report.result import metrics_of, metrics_shown, with_spread
 from flower_graph.report.significance import describe, differences, holm, paired
@@ -76,37 +78,34 @@ def compare(*runs: Run | Path | str, by: str | None = None) -> Comparison:
     return Comparison(rows, left_out).sorted(by) if by else Comparison(rows, left_out)
 
 
+# Reading ------------------------------------------------------------------------------------------
+
+
 def _rows(path: Path, left_out: list[str]) -> Iterator[Tree]:
     """Read the runs of a folder; runs whose settings differ by the seed alone are one row."""
     if not path.is_dir():
         raise OutputError(f"{path}: no run; there is no such folder")
-    found = list[tuple[str, list[Path], dict[int, Tree]]]()  # settings, folders, results by seed
+    groups = dict[tuple[str, int], tuple[list[Path], dict[int, Tree]]]()
     for folder in (folders := [*_runs_in(path, DEPTH)]):
-        results = dict[int, Tree]()
+        seeds = dict[int, Tree]()
         for run in Run(folder).each:
             try:
-                result: Tree = run.result
-                with reading(run.path / RESULT, OutputError, "not the result of a run"):
-                    _row("", folder, {int(result["seed"]): result})
-                results[int(result["seed"])] = result
+                one = _read(run)
+                seeds[one["seed"]] = one
             except OutputError as error:
                 left_out.append(str(error))
-        if not results:
-            continue
-        first = next(iter(results.values()))
-        settings = json.dumps([_settings(first), first.get("versions", {})], sort_keys=True)
-        for known, inner, others in found:
-            if known == settings and not {*others} & {*results}:  # the same seed twice is two rows
+        for turn in count() if seeds else ():  # the same seed twice is two rows
+            key = _word([one["settings"], one["versions"]]), turn
+            inner, known = groups.setdefault(key, ([], {}))
+            if not known.keys() & seeds.keys():
                 inner.append(folder)
-                others.update(results)
+                known.update(seeds)
                 break
-        else:
-            found.append((settings, [folder], results))
     if not folders:
         left_out.append(f"{path}: no run is in it")
-    for _, (first_of, *more), results in found:
-        name = path.absolute().name if first_of == path else str(first_of.relative_to(path))
-        yield _row(name + f" +{len(more)}" * bool(more), first_of, results)
+    for (first, *more), seeds in groups.values():
+        name = path.absolute().name if first == path else str(first.relative_to(path))
+        yield _row(name + f" +{len(more)}" * bool(more), first, [seeds[k] for k in sorted(seeds)])
 
 
 def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
@@ -119,54 +118,60 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
             yield from _runs_in(one, depth - 1)
 
 
-def _settings(result: Tree) -> dict[str, object]:
-    return {key: value for key, value in flatten(result["config"]) if key not in OTHER}
+def _read(run: Run) -> Tree:
+    """Return what is compared of the run of one seed."""
+    result: Tree = run.result
+    with reading(run.path / RESULT, OutputError, "not the result of a run"):
+        config, metrics = result["config"], metrics_of(result["config"])
+        given = {f"val-{metrics[0]}": result.get(f"best-val-{metrics[0]}")}
+        for name in dict.fromkeys([*metrics, *metrics_shown(config)]):
+            given[f"test-{name}"] = result.get(f"test-{name}-at-best-val")
+        for way in WAYS:
+            given[way] = sum(result.get("bytes", {}).get(way, {}).values())
+        given |= {ROUNDS: result.get("rounds"), SECONDS: result.get("seconds", {}).get("total")}
+        baselines = {
+            key: one.get("scores", {}).get(metrics[0], one).get("test")
+            for key, one in (result.get("baselines") or {}).items()
+        }
+        return {
+            "seed": int(result["seed"]),
+            "app": str(config.get("app")),
+            "version": str(result.get("versions", {}).get("flower-graph")),
+            "versions": result.get("versions"),
+            "metric": metrics[0],
+            "settings": {key: value for key, value in flatten(config) if key not in OTHER},
+            "judged-on": result.get("judged-on"),
+            "figures": {key: _number(value) for key, value in given.items()},
+            "baselines": {key: _number(value) for key, value in baselines.items()},
+        }
 
 
-def _row(name: str, path: Path, results: Mapping[int, Tree]) -> Tree:
-    results = dict(sorted(results.items()))
-    first, *_ = each = [*results.values()]
-    metric, found = metrics_of(first["config"])[0], [_figures(result) for result in each]
-    names = dict.fromkeys(key for one in found for key in one)
-    figures = {key: describe([one.get(key, math.nan) for one in found]) for key in names}
-    baselines = {}
-    for key in (given := [result.get("baselines") or {} for result in each])[0]:
-        # Those of an older version have the accuracy alone
-        of_key = [one.get(key, {}) for one in given]
-        values = [one.get("scores", {}).get(metric, one).get("test") for one in of_key]
-        if math.isfinite(mean := fmean(map(_number, values))):
-            baselines[key] = mean
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _row(name: str, path: Path, seeds: Sequence[Tree]) -> Tree:
+    first, metric = seeds[0], seeds[0]["metric"]
+    names = dict.fromkeys(key for one in seeds for key in one["figures"])
+    figures = {key: describe([one["figures"].get(key, math.nan) for one in seeds]) for key in names}
+    means = {
+        key: fmean(one["baselines"].get(key, math.nan) for one in seeds)
+        for key in first["baselines"]
+    }
+    baselines = {key: mean for key, mean in means.items() if math.isfinite(mean)}
     # Equal means over clients may differ in their last digits.
-    own = merit(metric, figures.get(f"test-{metric}", {}).get("mean", math.nan)) - 1e-9
+    own = merit(metric, figures[f"test-{metric}"]["mean"]) - 1e-9
     return {
         "run": name,
         "path": str(path),
-        "app": str(first["config"].get("app")),
-        "version": str(first.get("versions", {}).get("flower-graph")),
-        "metric": metric,
-        "seeds": [*results],
-        "settings": _settings(first),
+        **{key: first[key] for key in ("app", "version", "metric", "settings")},
+        "seeds": [one["seed"] for one in seeds],
         "is-reference": False,
-        "judged-on": [result.get("judged-on") for result in each],
+        "judged-on": [one["judged-on"] for one in seeds],
         "figures": figures,
         "baselines": baselines,
         "beaten": [key for key, one in baselines.items() if own > merit(metric, one)],
     }
-
-
-def _figures(result: Tree) -> dict[str, float]:
-    metrics, seconds = metrics_of(result["config"]), result.get("seconds") or {}
-    found = {f"val-{metrics[0]}": result.get(f"best-val-{metrics[0]}")}
-    for name in dict.fromkeys([*metrics, *metrics_shown(result["config"])]):
-        found[f"test-{name}"] = result.get(f"test-{name}-at-best-val")
-    figures = {key: _number(value) for key, value in found.items()}
-    for way in WAYS:
-        figures[way] = sum(map(_number, (result.get("bytes") or {}).get(way, {}).values()))
-    return figures | {ROUNDS: _number(result.get("rounds")), SECONDS: _number(seconds.get("total"))}
-
-
-def _number(value: object) -> float:
-    return float(value) if type(value) in (int, float) else math.nan  # type: ignore[arg-type]
 
 
 def _test(rows: Sequence[Tree]) -> None:
@@ -199,7 +204,11 @@ def _by_seed(row: Tree) -> dict[int, tuple[float, object]]:
     return result
 
 
-class Comparison(Framed):
+# Showing ------------------------------------------------------------------------------------------
+
+
+@dataclass(repr=False)
+class Comparison:
     """Runs beside each other; ``print`` shows a table.
 
     Attributes
@@ -215,8 +224,8 @@ class Comparison(Framed):
         Runs that are unfinished or cannot be read, and why.
     """
 
-    def __init__(self, rows: Sequence[Tree], left_out: Sequence[str]) -> None:
-        self.rows, self.left_out = list(rows), list(left_out)
+    rows: list[Tree]
+    left_out: list[str]
 
     @property
     def differing(self) -> list[str]:
@@ -242,39 +251,33 @@ class Comparison(Framed):
     def __repr__(self) -> str:
         return self.to_text()
 
-    def table(self, *, all_settings: bool = False) -> list[tuple[str, ...]]:
-        """Return names and a column for each run; from four runs on, a line for each instead.
-
-        Lines have at most eight of the settings that differ, unless all are asked for.
-        """
-        is_wide = len(self.rows) > SIDE_BY_SIDE
+    def table(self, *, all_settings: bool = False) -> Any:  # a data frame
+        """Return what ``to_text`` shows: text, a line for each run."""
+        frame, is_wide = self.to_pandas(), len(self.rows) > SIDE_BY_SIDE
         settings = self.differing[: MOST_SETTINGS if is_wide and not all_settings else None]
-        lines = list[dict[str, str]]()
-        for row in self.rows:
-            difference, given = row.get("difference", {}), row["settings"]
-            chance = difference.get("holm")
-            lines.append(
-                {
-                    **{key: row[key] for key in ("run", "app", "version")},
-                    "seeds": ", ".join(map(str, row["seeds"])),
-                    **{name: _shown(name, row["figures"].get(name)) for name in self.figures},
-                    "beats": _beaten(row),
-                    "difference": _shown(f"test-{row['metric']}", difference or None, "+"),
-                    "p": NONE if chance is None else f"{chance:.2g}",
-                    **{key: setting_text(given[key]) if key in given else NONE for key in settings},
-                }
-            )
+        for name in self.figures:
+            frame[name] = [_shown(name, row["figures"].get(name)) for row in self.rows]
+        shown = ["run", "app", "version", "seeds", *self.figures, "beaten", "difference", "p"]
+        frame["p"] = [NONE if p is None else f"{p:.2g}" for p in frame["p (Holm)"]]
+        frame["difference"] = [
+            _shown(f"test-{row['metric']}", row.get("difference"), "+") for row in self.rows
+        ]
+        for key in settings:
+            frame[key] = [setting_text(row["settings"].get(key, NONE)) for row in self.rows]
         # Files of others may hold characters that move a terminal's cursor
-        columns = [(name, *(one_line(one[name]) for one in lines)) for name in lines[0]]
-        columns = [one for one in columns if {*one[1:]} != {NONE}]
-        return [*zip(*columns, strict=True)] if is_wide else columns
+        frame = frame[[*shown, *settings]].map(one_line)
+        return frame.loc[:, (frame != NONE).any()]
 
     def to_text(self, *, all_settings: bool = False) -> str:
-        """Return the table as text, and what is to be known of it."""
-        lines = self.table(all_settings=all_settings)
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-        return "\n".join([*text, *self.about()])
+        """Return the table as text, and what is to be known of it.
+
+        Up to three runs have a column each. More have a line each, with at most eight of the
+        settings that differ, unless all are asked for.
+        """
+        frame = self.table(all_settings=all_settings)
+        is_wide = len(frame) > SIDE_BY_SIDE
+        text = frame.to_string(index=False) if is_wide else frame.T.to_string(header=False)
+        return "\n".join([text, *self.about()])
 
     def to_json(self) -> str:
         whole = {"differing": self.differing, "runs": self.rows, "left-out": self.left_out}
@@ -289,16 +292,16 @@ class Comparison(Framed):
 
         lines = []
         for row in self.rows:
-            line = {key: row[key] for key in ("run", "path", "app", "version")}
-            line |= {"seeds": " ".join(map(str, row["seeds"]))}
-            line |= {key: row["settings"].get(key) for key in self.differing}
-            for name in self.figures:
-                one = row["figures"].get(name, {})
-                line |= {name: one.get("mean"), f"{name} std": one.get("std")}
-            line["beaten"] = f"{len(row['beaten'])} of {len(row['baselines'])}"
-            for name, key in {"difference": "mean", "p": "p", "p (Holm)": "holm"}.items():
-                line[name] = row.get("difference", {}).get(key)
-            lines.append(line)
+            figures, difference = row["figures"], row.get("difference", {})
+            lines.append(
+                {key: row[key] for key in ("run", "path", "app", "version")}
+                | {"seeds": " ".join(map(str, row["seeds"])), "beaten": _beaten(row)}
+                | {key: row["settings"].get(key) for key in self.differing}
+                | {name: figures.get(name, {}).get("mean") for name in self.figures}
+                | {f"{name} std": figures.get(name, {}).get("std") for name in self.figures}
+                | {"difference": difference.get("mean")}
+                | {"p": difference.get("p"), "p (Holm)": difference.get("holm")}
+            )
         return pd.DataFrame(lines, dtype=object)
 
     def save_picture(self, path: Path | str) -> None:
@@ -306,22 +309,19 @@ class Comparison(Framed):
 
         if Path(path).suffix != ".png":
             raise OutputError(f"{path}: pictures are PNG files, whose names end in .png")
-        panels = self.intervals(
-            lambda row: f"{setting_text(row['settings'].get('data.name'))}, {row['metric']}"
-        )
-        if not plot_intervals(Path(path), panels, label="test, at the best validation"):
+        if not plot_intervals(Path(path), self.intervals(), "test, at the best validation"):
             raise OutputError(f"{path}: no run has a test metric, so there is nothing to draw")
 
-    def intervals(self, panel_of: Callable[[Tree], str]) -> dict[str, dict[str, Interval]]:
-        """Return the known test metrics by panel and run."""
+    def intervals(self) -> dict[str, dict[str, Interval]]:
+        """Return the known test metrics by data set and metric, and by run."""
         from flower_graph.report.plots import Interval
 
         panels: dict[str, dict[str, Interval]] = {}
         for row in self.rows:
             one = row["figures"][f"test-{row['metric']}"]
             if math.isfinite(one["mean"]):
-                panel = panels.setdefault(panel_of(row), {})
-                panel[row["run"]] = Interval(one["mean"], one["std"], None)
+                name = f"{setting_text(row['settings'].get('data.name'))}, {row['metric']}"
+                panels.setdefault(name, {})[row["run"]] = Interval(one["mean"], one["std"])
         return panels
 
     def about(self) -> list[str]:
@@ -331,9 +331,7 @@ class Comparison(Framed):
         known = {key for row in self.rows for key in row["settings"]}
         reference = next(row["run"] for row in self.rows if row["is-reference"])
         tested = [row["difference"] for row in self.rows if "difference" in row]
-        shown = f" ({MOST_SETTINGS} have a column, with --all-settings all)"
-        is_cut = len(self.rows) > SIDE_BY_SIDE and len(self.differing) > MOST_SETTINGS
-        lines = ["", f"{len(self.differing)} of {len(known)} settings differ" + shown * is_cut]
+        lines = ["", f"{len(self.differing)} of {len(known)} settings differ (--all-settings: all)"]
         if tested:
             is_error = any(row["metric"] in VALUE_SCORES for row in self.rows)
             lines.append(

@@ -2,22 +2,21 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import jinja2
 
-from flower_graph.config.foreign import METRICS, RESULT, has_method
-from flower_graph.config.schema import settings_of
+from flower_graph.config.foreign import METRICS, RESULT
 from flower_graph.errors import OutputError
 from flower_graph.method.compare import ROUNDS, SECONDS, Comparison, compare, setting_text
-from flower_graph.method.registry import schema_of
 from flower_graph.method.run import Run
 from flower_graph.outputs.figures import CLIENTS, read_table
 from flower_graph.records import rounds
 from flower_graph.report import plots
-from flower_graph.report.plots import curves_panel, drawn, over_rounds
+from flower_graph.report.plots import curves_panel, over_rounds, svg
 from flower_graph.report.result import BASELINES, with_spread
 from flower_graph.report.trackers import visible
 from flower_graph.storage.reading import Tree, reading
@@ -38,39 +37,35 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
     """
     compared = compare(*runs)
     names = [row["run"] for row in compared.rows]
-    with reading("runs", OutputError, "cannot be shown beside each other"):
+    with reading("runs", OutputError, "cannot be shown"):
         comparison = _comparison(compared) if len(names) > 1 else None
-    sections = list[Tree]()
-    for row in compared.rows[:SECTIONS]:
-        with reading(row["path"], OutputError, "cannot be shown"):
-            sections.append(_section(row))
-    left_out = list[str]()
-    for reason in compared.left_out:
-        path, colon, words = reason.partition(": ")
-        left_out.append("/".join(Path(path).parts[-2:]) + colon + words)
+        sections = [_section(row) for row in compared.rows[:SECTIONS]]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(TEMPLATE).render(
-        heading=title or ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3),
+        heading=title or ", ".join(names),
         comparison=comparison,
         sections=sections,
         more=len(names) - SECTIONS,
-        left_out=left_out,
+        # Of a path the last two names
+        left_out=[
+            "/".join([*Path(path).parts[-2:]]) + colon + why
+            for path, colon, why in (reason.partition(": ") for reason in compared.left_out)
+        ],
     )
 
 
 def _comparison(compared: Comparison) -> Tree:
     pictures = {}
-    for metric, figures in compared.intervals(lambda row: str(row["metric"])).items():
+    for name, figures in compared.intervals().items():
         ends = {name[-LETTERS:]: interval for name, interval in figures.items()}
-        given, height = ([*ends], ends, "mean ± deviation"), 1.3 + 0.3 * len(ends)
-        picture = drawn(plots.draw_intervals, *given, height=height)
-        pictures[f"Test {metric} at the best validation"] = picture
+        draw = partial(plots.draw_intervals, figures=ends, label="mean ± deviation")
+        pictures[f"Test at the best validation: {name}"] = svg(draw, 1.3 + 0.3 * len(ends))
     curves = {
         row["run"]: _of_seeds(_read(row)[1], row["metric"], "test")
         for row in compared.rows[:SECTIONS]
     }
     return {
-        "table": compared.table(all_settings=True),
+        "table": compared.table(all_settings=True).to_dict("split"),
         "words": compared.about()[1:],
         "pictures": pictures | {"Test over the rounds": curves_panel(over_rounds("test", curves))},
     }
@@ -90,28 +85,28 @@ def _section(row: Tree) -> Tree:
     """Return what the template shows of a run; of several seeds some parts are of the first."""
     runs, seeds = _read(row)
     result: Tree = runs[0].result
-    config, metric, figures = result["config"], row["metric"], row["figures"]
-    data = visible({"name": config.get("data", {}).get("name")})["name"]
+    config, metric, figures = visible(result["config"]), row["metric"], row["figures"]
     versions = ", ".join(f"{name} {one}" for name, one in result.get("versions", {}).items() if one)
-    named = f"seed{'s' * (len(row['seeds']) > 1)} {', '.join(map(str, row['seeds']))}"
-    engine = result.get("engine", "unknown")
-    privacy = [[key, setting_text(value)] for key, value in (result.get("privacy") or {}).items()]
+    engine, named = result.get("engine", "unknown"), ", ".join(map(str, row["seeds"]))
+    sent = ", ".join(rounds.format_bytes(figures[way]["mean"]) for way in rounds.WAYS)
     return {
         "name": row["run"],
-        "about": f"{row['app']} on {data}, {named}, engine {engine}. {versions}.",
-        "tiles": {
-            f"test {metric} at the best validation": _mean(figures[f"test-{metric}"], metric),
-            f"best validation {metric}": _mean(figures[f"val-{metric}"], metric),
+        "about": f"{row['app']} on {config.get('data.name')}, seeds {named}, engine {engine}. "
+        f"{versions}.",
+        "figures": {
+            f"test {metric} at the best validation": with_spread(figures[f"test-{metric}"], metric),
+            f"best validation {metric}": with_spread(figures[f"val-{metric}"], metric),
             "rounds": f"{figures[ROUNDS]['mean']:.0f}",
-            "clients": f"{result['clients']:,}" if "clients" in result else "unknown",
-            "payload up, down": ", ".join(
-                rounds.format_bytes(figures[way]["mean"]) for way in rounds.WAYS
-            ),
+            "clients": str(result.get("clients", "unknown")),
+            "payload up, down": sent,
             "seconds": f"{figures[SECONDS]['mean']:.1f}",
             "memory at most": rounds.format_bytes(result.get("peak-memory-bytes") or 0),
         },
         "curves": _curves(row, seeds),
-        "baselines": _baselines(row),
+        "baselines": [
+            [BASELINES.get(key, key), rounds.figure_text(metric, value), _beaten(row, key)]
+            for key, value in row["baselines"].items()
+        ],
         "of_first": f", seed {row['seeds'][0]}" if len(row["seeds"]) > 1 else "",
         **_took_part(seeds[0]),
         "by_client": _by_client(runs[0].path / CLIENTS, result),
@@ -120,13 +115,19 @@ def _section(row: Tree) -> Tree:
             for group in ("structure", "alignment")
             for panel in plots.learnt_of(seeds, group)
         },
-        "privacy": privacy,
-        **_settings(config),
+        "privacy": _texts(result.get("privacy") or {}),
+        "settings": _texts(config),
     }
 
 
-def _mean(figure: Tree, metric: str) -> str:
-    return with_spread(figure, metric) if math.isfinite(figure["mean"]) else "not known"
+def _texts(settings: Mapping[str, object]) -> list[list[str]]:
+    return [[key, setting_text(value)] for key, value in settings.items()]
+
+
+def _beaten(row: Tree, key: str) -> str:
+    if not math.isfinite(row["figures"][f"test-{row['metric']}"]["mean"]):
+        return "not known: clients withhold what they measure"
+    return "beaten" if key in row["beaten"] else "not beaten"
 
 
 def _curves(row: Tree, seeds: Seeds) -> dict[str, str]:
@@ -140,16 +141,6 @@ def _curves(row: Tree, seeds: Seeds) -> dict[str, str]:
     return {name: curves_panel(one) for name, one in panels.items()}
 
 
-def _baselines(row: Tree) -> list[list[str]]:
-    words, metric = {True: "beaten", False: "not beaten"}, row["metric"]
-    if not math.isfinite(row["figures"][f"test-{metric}"]["mean"]):
-        words = {False: "not known: clients withhold what they measure"}
-    return [
-        [BASELINES.get(key, key), rounds.figure_text(metric, value), words[key in row["beaten"]]]
-        for key, value in row["baselines"].items()
-    ]
-
-
 def _took_part(reports: Sequence[rounds.RoundReport]) -> Tree:
     counts = {
         name: [[float(getattr(one, name)) for one in reports]] for name in ("asked", "answered")
@@ -161,11 +152,10 @@ def _took_part(reports: Sequence[rounds.RoundReport]) -> Tree:
         for key in ("failed", "left-out")
         for entry in cast("list[Tree]", one.participation.get(key, []))
     )
+    who = svg(partial(plots.draw_participation, reports=reports)) if is_known else ""
+    how_many = curves_panel(over_rounds("clients", counts, from_zero=True))
     return {
-        "participation": {
-            "How many": curves_panel(over_rounds("clients", counts, from_zero=True)),
-            "Who": drawn(plots.draw_participation, reports) if is_known else "",
-        },
+        "participation": {"How many": how_many, "Who": who},
         "refused": sum(len(one.rejected) for one in reports),
         "skipped": sum(bool(one.skipped) for one in reports),
         "reasons": reasons.most_common(REASONS),
@@ -173,38 +163,24 @@ def _took_part(reports: Sequence[rounds.RoundReport]) -> Tree:
 
 
 def _by_client(path: Path, result: Tree) -> dict[str, str]:
-    shown = dict[str, str]()
+    shown, column = dict[str, str](), "test-accuracy"
     if path.is_file():
-        table = read_table(path, ["client", "at", "test-accuracy"])
-        table = table[~table["client"].str.startswith("-")]
-        for at in ("best", "last"):
-            rows = table[table["at"] == at]
-            shares = rows["test-accuracy"].replace("", "nan").astype(float)
-            pairs = zip(rows["client"].astype(int), shares, strict=True)
-            if values := {client: share for client, share in pairs if math.isfinite(share)}:
-                picture = drawn(plots.draw_clients, "accuracy", values)
-                shown[f"Test accuracy of each client, the {at} round"] = picture
-                break
+        table = read_table(path, ["client", "at", column])
+        table = table[(table[column] != "") & ~table["client"].str.startswith("-")]
+        at = "best" if (table["at"] == "best").any() else "last"
+        rows = table[table["at"] == at].astype({"client": int, column: float})
+        if len(rows):
+            values = dict(zip(rows["client"], rows[column], strict=True))
+            picture = svg(partial(plots.draw_clients, values=values))
+            shown[f"Test accuracy of each client, the {at} round"] = picture
     classes, counts = result.get("classes"), result.get("class-counts", [])
     if plots.is_drawn(counts):
-        shown["Nodes of each class at each client"] = drawn(plots.draw_classes, counts, classes)
+        picture = svg(partial(plots.draw_classes, counts=counts, classes=classes))
+        shown["Nodes of each class at each client"] = picture
     if confusion := result.get("test-confusion-at-best-val") or result.get("test-confusion"):
-        picture = drawn(plots.draw_confusion, confusion, classes, height=3.8)
-        shown["Share of each class that was taken for which (%)"] = picture
+        picture = svg(partial(plots.draw_confusion, nodes=confusion, classes=classes), 3.8)
+        shown["Share of each class that was taken for which"] = picture
     return shown
-
-
-def _settings(config: Tree) -> Tree:
-    settings, app = visible(config), str(config.get("app", ""))
-    defaults = dict[str, object]()
-    if has_method(app):  # another one's code would have to be imported
-        defaults = {one.key: one.default for one in settings_of(schema_of(app, allowed=()))}
-    whole = [[key, setting_text(value)] for key, value in settings.items()]
-    return {
-        "has_defaults": bool(defaults),
-        "changed": [line for line in whole if settings[line[0]] != defaults.get(line[0], ...)],
-        "settings": whole,
-    }
 
 
 TEMPLATE = """\
@@ -235,9 +211,6 @@ h1 { font-size: 1.6rem; line-height: 1.25; margin: 0.5rem 0; }
 h2 { font-size: 1.25rem; margin: 2.5rem 0 0.75rem; border-bottom: 2px solid #0072b2; }
 h3 { font-size: 1rem; margin: 1.5rem 0 0.5rem; }
 p { margin: 0.4rem 0; } .note { color: #555; font-size: 0.9rem; }
-.tiles { display: grid; gap: 0.75rem; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); }
-.tile { border: 1px solid #d8d8d8; border-radius: 6px; padding: 0.5rem 0.75rem; }
-.tile b { display: block; font-size: 1.15rem; } .tile span { color: #555; font-size: 0.85rem; }
 .panels { display: grid; gap: 1rem;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)); align-items: start; }
 figure { margin: 0; } figcaption { font-weight: 600; font-size: 0.95rem; }
@@ -254,27 +227,20 @@ summary { cursor: pointer; }
 <body>
 <h1>{{ heading }}</h1>
 {% if comparison %}
-<nav><p>Comparison of all runs, then each by itself:
-{% for one in sections %}<a href="#run-{{ loop.index0 }}">{{ one.name }}</a>
-{%- if not loop.last %}, {% endif %}{% endfor %}
-</p></nav>
+<nav>{% for one in sections %}<a href="#run-{{ loop.index0 }}">{{ one.name }}</a>
+{% endfor %}</nav>
 <h2>Comparison</h2>
-{{ table(comparison.table[0], comparison.table[1:], "wide") }}
+{{ table(comparison.table.columns, comparison.table.data, "wide") }}
 {% for line in comparison.words %}<p class="note">{{ line }}</p>{% endfor %}
 {{ panels(comparison.pictures) }}
 {% endif %}
 {% for one in sections %}
 {% if comparison %}<h2 id="run-{{ loop.index0 }}">{{ one.name }}</h2>{% endif %}
 <p>{{ one.about }}</p>
-<div class="tiles">
-{%- for name, value in one.tiles.items() -%}
-<div class="tile"><b>{{ value }}</b><span>{{ name }}</span></div>
-{%- endfor -%}
-</div>
+{{ table(one.figures.keys(), [one.figures.values()]) }}
 <h3>Curves</h3>
 {{ panels(one.curves) }}
-{% if one.baselines %}<h3>Baselines</h3>{{ table(["baseline", "test", ""], one.baselines) }}
-{% else %}<p class="note">No baselines are known.</p>{% endif %}
+{% if one.baselines %}{{ table(["baseline", "test", ""], one.baselines) }}{% endif %}
 <h3>Who took part{{ one.of_first }}</h3>
 {{ panels(one.participation) -}}
 <p>{{ one.refused }} answers were refused, and {{ one.skipped }} rounds skipped.</p>
@@ -283,12 +249,7 @@ summary { cursor: pointer; }
 <h3>By client and class{{ one.of_first }}</h3>{{ panels(one.by_client) }}{% endif %}
 {% if one.structure %}<h3>Graphs and spaces</h3>{{ panels(one.structure) }}{% endif %}
 <h3>Privacy</h3>
-{% if one.privacy %}{{ table(["privacy budget", ""], one.privacy) }}
-{%- else %}<p>No privacy budget: clients added no noise.</p>{% endif %}
-<h3>Settings</h3>
-<p>{{ "Settings that differ from the method's defaults" if one.has_defaults
-  else "All settings" }}:</p>
-{% if one.changed %}{{ table(["setting", "value"], one.changed) }}{% else %}<p>None.</p>{% endif %}
+{{ table(["privacy budget", ""], one.privacy or [["none", "clients added no noise"]]) }}
 <details><summary>All {{ one.settings | length }} settings</summary>
 {{ table(["setting", "value"], one.settings) }}</details>
 {% endfor %}

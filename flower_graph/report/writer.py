@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -116,13 +117,15 @@ class RunWriter:
         from flower_graph.report.plots import draw_confusion, draw_participation, plot, save_curves
 
         if best.confusion:
-            about, size = f"{title} · test, round {best.round}", (5.2, 4.4)
-            plot(out / "confusion.png", draw_confusion, best.confusion, title=about, size=size)
+            confusion = partial(draw_confusion, nodes=best.confusion)
+            about = f"{title} · test, round {best.round}"
+            plot(out / "confusion.png", [[confusion]], about, size=(5.2, 4.4))
         if len(reports) < 2:  # one round alone is no curve
             return
         save_curves(out / "curves.png", reports, title=title, baselines=baselines)
         if any(report.participation for report in reports):
-            plot(out / "participation.png", draw_participation, reports, title=title)
+            who = partial(draw_participation, reports=reports)
+            plot(out / "participation.png", [[who]], title)
 
     def _take_over(self) -> None:
         """Write the settings, and cut a resumed run's files back to its checkpoint."""

@@ -116,8 +116,8 @@ def test_eight_settings_have_a_column_and_all_if_asked_for() -> None:
         settings = {f"key{k}": number for k in range(12)}
         leave_seeds(f"runs/{number}", 0.5, 0.6, config={"partition": settings})
     compared = fg.compare("runs")
-    assert " ".join(compared.table()[0]).count("partition.key") == 8
-    assert " ".join(compared.table(all_settings=True)[0]).count("partition.key") == 12
+    assert sum("partition.key" in name for name in compared.table()) == 8
+    assert sum("partition.key" in key for key in compared.table(all_settings=True)) == 12
     assert "partition.key11" in fg.compare("runs/0", "runs/1").to_text()  # a line each
 
 

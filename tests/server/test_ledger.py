@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,7 @@ def test_ledger_adds_up_by_direction_and_kind_and_survives_a_checkpoint() -> Non
 def test_each_cell_has_the_colour_of_what_its_client_was(drawn: list[Axes]) -> None:
     records = [record("0-1", "5"), {}, record("0", "1", "5,9")]
     reports = [report(n, r) for n, r in enumerate(records, 4)]
-    plot(Path("x.png"), draw_participation, reports, title="three rounds")
+    plot(Path("x.png"), [[partial(draw_participation, reports=reports)]])
     (who,) = drawn
     (image,) = who.images
     answered, failed, left_out = (to_rgb(COLOUR[state]) for state in (1, 2, 3))
@@ -185,7 +186,8 @@ def test_each_cell_has_the_colour_of_what_its_client_was(drawn: list[Axes]) -> N
 def test_of_many_clients_some_are_drawn(drawn: list[Axes]) -> None:
     count = 2 * MOST_ROWS + 100
     half = record(ranges(range(0, count, 2)), ranges(range(1, count, 2)))
-    plot(Path("x.png"), draw_participation, [report(1, half), report(2, {})], title="")
+    draw = partial(draw_participation, reports=[report(1, half), report(2, {})])
+    plot(Path("x.png"), [[draw]])
     cells = np.asarray(drawn[0].images[0].get_array())
     assert cells.shape == (MOST_ROWS, 2, 3) and len(np.unique(cells[:, 0], axis=0)) == 2
     name = drawn[0].yaxis.get_major_formatter()
