@@ -62,7 +62,7 @@ def main(grid: Grid, context: Context) -> None:
 def _workers(grid: Grid, context: Context, out: Path) -> AbstractContextManager[None]:
     if not is_simulation(grid):
         return nullcontext()
-    from flower_graph.client.resident.ray_workers import GPUS, OnRay, ray_workers, wait_for_ray
+    from flower_graph.client.ray_workers import GPUS, OnRay, ray_workers, wait_for_ray
 
     with noted() as made:
         config, _ = configured(context)

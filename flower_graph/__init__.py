@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from flower_graph.client.adaptor import make_client_app as make_client_app
     from flower_graph.client.learner import SharedModule as SharedModule
     from flower_graph.client.module_client import ModuleClient as ModuleClient
-    from flower_graph.client.resident.app import ResidentClientApp as ResidentClientApp
+    from flower_graph.client.resident import ResidentClientApp as ResidentClientApp
     from flower_graph.data import Graph as Graph
     from flower_graph.data import load_data as load_data
     from flower_graph.data import load_graph as load_graph

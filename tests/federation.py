@@ -18,7 +18,6 @@ from flwr.app import Context, Message, RecordDict
 from safetensors.torch import load_file
 
 from flower_graph.apps.run import client_app, run_server
-from flower_graph.client import state
 from flower_graph.client.state import forget_run
 from flower_graph.config.common import RunConfig
 from flower_graph.method.load import load_config
@@ -386,7 +385,8 @@ class Federation(InProcessGrid):
 
     def _die(self, message: Message) -> None:
         """Have the client work in a process that is killed; it keeps nothing but its files."""
-        forget_live(self.run.run_id)
+        for context in self.contexts.values():
+            vars(context).pop("live", None)
         process = os.fork()
         if process == 0:  # the client
             try:
@@ -402,7 +402,6 @@ class Federation(InProcessGrid):
 
     def _restart(self, partition: int) -> None:
         old = next(c for c in self.contexts.values() if c.node_config["partition-id"] == partition)
-        forget_live(old.run_id, old.node_id)
         del self.contexts[old.node_id]
         number = secrets.randbits(63) if self.new_id else old.node_id
         self.contexts[number] = Context(
@@ -415,12 +414,6 @@ def round_of(message: Message) -> int:
     """Read a message's round: its group, or where Flower's ``FedAvg`` writes it."""
     config = message.content.config_records.get(CONFIG, {})
     return int(message.metadata.group_id or config.get(SERVER_ROUND, 0))  # type: ignore[arg-type]
-
-
-def forget_live(*key: int) -> None:
-    """Forget what this process keeps of a run's clients, or of one node: run id, node id."""
-    for one in [one for one in state._LIVE if one[: len(key)] == key]:
-        del state._LIVE[one]
 
 
 Trained = tuple[dict[str, Any], list[float]]  # what the server holds, and what clients measured

@@ -12,7 +12,6 @@ from graph_helpers import dealt
 from plain import fedgls as plain
 from torch import Tensor
 
-from flower_graph.client import state
 from flower_graph.config.common import GCNSection
 from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import Cohort
@@ -111,7 +110,7 @@ def _client(number: int) -> ClientGraph:
 
 def cohort_of(context: Context) -> Cohort:
     """What a SuperNode's context keeps."""
-    cohort, *_ = state._LIVE[context.run_id, context.node_id].held
+    cohort, *_ = vars(context)["live"].held
     assert isinstance(cohort, Cohort)
     return cohort
 

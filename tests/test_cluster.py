@@ -16,7 +16,7 @@ from deploy.raylets import Raylets
 from flower_graph.apps.cli.launch import flwr_run
 from flower_graph.apps.client_app import CLIENTS
 from flower_graph.apps.run import run
-from flower_graph.client.resident.ray_workers import OnRay, name_of, ray_workers
+from flower_graph.client.ray_workers import OnRay, name_of, ray_workers
 from flower_graph.method.load import load_config
 
 pytestmark = [pytest.mark.flwr, pytest.mark.timeout(600)]

@@ -1,13 +1,14 @@
 """Keeps the state of one SuperNode's clients between two messages, and their checkpoints.
 
-Flower keeps state in ``Context.state``, but sends a context with every message: through Ray, or to
-and from the process that runs the ClientApp. So the place depends on size and node config:
+The live object, such as modules on a GPU, is an attribute of the ``Context``. The home of the
+clients (the in-process grid, or ``client.home``) keeps the context from message to
+message. The bytes of its tensors last elsewhere, which ``CohortState._commit`` decides:
 
-* up to 1 MiB (a deployment's client with one user): in ``Context.state`` itself, which
-  ``keep_state`` saves if the SuperNode has a folder of its own;
+* up to 1 MiB (a deployment's client with one user): in ``Context.state``, which ``keep_state``
+  saves if the SuperNode has a folder of its own;
 * larger: in a file that is replaced as a whole after each message, in the SuperNode's folder
   (``state-dir`` or ``data-folder``) or else in shared memory;
-* ``state-dir = ":memory:"`` (the in-process engine): in this process.
+* ``state-dir = ":memory:"`` (in one process, and in workers on Ray): nowhere.
 
 The version, in ``Context.state``, is the number of messages handled. Older tensors raise
 ``StateLostError``. Newer tensors are accepted: Flower restores the old context if a step after the
@@ -19,7 +20,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context
+from flwr.app import ConfigRecord, Context
+from safetensors.torch import load, save
 from torch import Tensor
 
 from flower_graph.data.description import check_clients
@@ -43,7 +44,7 @@ from flower_graph.storage.files import (
     state_key,
 )
 from flower_graph.storage.writing import remove, remove_empty, remove_folder
-from flower_graph.wire.arrays import Config, encode_array
+from flower_graph.wire.arrays import Config
 from flower_graph.wire.client_errors import AT_HOME
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import NOT_SAVED, RUN_TOKEN, SERVER_ROUND
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 SMALL_BYTES = 1 << 20
 VERSION = "state-version"  # key of the version among the tensors of a saved file
-CONTEXT, SAVED, PROCESS = "context", "saved", "process"  # where the tensors are
 # In a checkpoint: the clients' numbers, and what stands before the names of further tensors
 NUMBERS, BESIDE = "clients", "beside/"
 KEPT_AT_CLIENT = 3  # the server may fall back to the one before the last two are complete
@@ -73,20 +73,16 @@ class Live:
 
     version: int = 0  # of the object; 0 while a message changes it
     held: Any = None  # the object and its tensors
-    token: str = ""  # of the context whose tensors it has
-    # A further object, after what it was read from
     beside: tuple[Any, Any] = field(default=(None, None), repr=False)
 
-
-_LIVE: dict[tuple[int, int], Live] = {}  # by (run, node)
+    def __reduce__(self) -> tuple[type[Live], tuple[()]]:
+        return Live, ()  # a context that Ray sends goes without it
 
 
 def forget_run(run_id: int) -> None:
     """Remove the state files that clients of a run left on this machine."""
     with suppress(OSError):
         remove_folder(default_folder() / f"run-{run_id}")
-    for key in [key for key in _LIVE if key[0] == run_id]:
-        del _LIVE[key]
 
 
 class CohortState(Generic[T]):
@@ -112,8 +108,7 @@ class CohortState(Generic[T]):
         *,
         copies: bool = True,
     ) -> None:
-        self._context, self._name = context, name
-        self._key = (context.run_id, context.node_id)
+        self._context, self._name, self._resumed = context, name, f"{name}-resumed"
         self._numbers = torch.as_tensor(numbers, dtype=torch.int64)
         self._make, self._copies = make, copies
         self._own, self._shared, self._sealed = own_place(context), folder, state_key(context)
@@ -121,29 +116,35 @@ class CohortState(Generic[T]):
         node = f"node-{context.node_id}" if self._own is None else node_name(context)
         self._folder = (self._own or default_folder()) / f"run-{context.run_id}"
         self._file = self._folder / f"{name}-{node}.safetensors"
-        self._found = 0  # version of the loaded tensors
 
     @property
     def version(self) -> int:
         record = self._context.state.config_records.get(self._name)
         return 0 if record is None else int(record["version"])  # type: ignore[arg-type]
 
+    @property
+    def live(self) -> Live:
+        live: Live = vars(self._context).setdefault("live", Live())
+        return live
+
     @contextmanager
     def opened(self, *, follows: bool = False) -> Iterator[T]:
         """Yield the object. Keep its changes only if the block ends without an error."""
         if follows and not self.version:  # the server says that there were earlier messages
             raise StateLostError("its state of this run is gone; name a state-dir in node-config")
-        live, tensors = self._open()
-        before = {n: one.detach().clone() for n, one in tensors.items()} if self._copies else {}
-        self.live.version = 0
+        held, tensors = self._open()
+        before = None  # needed only where no bytes last
+        if self._copies and self._in_process:
+            before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        live = self.live
+        version, live.version = live.version, 0
         try:
-            yield live
+            yield held
         except BaseException:
-            if self._copies and self.version:  # so that the client can take part again
-                # The object may hold more state than tensors
-                self.live.held, self.live.version = self._make(before), self._found
+            if before is not None:  # the object may hold more state than tensors
+                live.held, live.version = self._make(before), version
             raise
-        self._commit(live, tensors)
+        self._commit(held, tensors)
 
     def look(self) -> T:
         return self._open()[0]
@@ -158,8 +159,8 @@ class CohortState(Generic[T]):
         return self.version
 
     def drop(self) -> None:
-        _LIVE.pop(self._key, None)
-        for record in (self._name, f"{self._name}-tensors", f"{self._name}-resumed"):
+        vars(self._context).pop("live", None)
+        for record in (self._name, self._resumed):
             self._context.state.pop(record, None)
         remove(self._file)
         remove_empty(self._folder)
@@ -168,9 +169,9 @@ class CohortState(Generic[T]):
 
     def save(self, server_round: int, run: str, more: Tensors | None = None) -> str:
         """Write a round's checkpoint; return an error message, or an empty string."""
-        live, tensors = self._open()
+        held, tensors = self._open()
         if not self.version:  # not known before the first message
-            self._commit(live, tensors)
+            self._commit(held, tensors)
         beside = {f"{BESIDE}{name}": tensor for name, tensor in (more or {}).items()}
         path = self.checkpoint_file(server_round, run)
         try:
@@ -215,7 +216,7 @@ class CohortState(Generic[T]):
 
     def is_due(self, resume: Resume) -> bool:
         # A client that is asked again under another node id has loaded it before.
-        loaded = self._context.state.config_records.get(f"{self._name}-resumed")
+        loaded = self._context.state.config_records.get(self._resumed)
         return bool(resume.server_round) and dict(loaded or {}) != resume.to_config()
 
     def restore(self, resume: Resume, adopt: Adopt | None = None) -> Tensors | None:
@@ -224,23 +225,15 @@ class CohortState(Generic[T]):
             return None
         path = self.checkpoint_file(resume.server_round, resume.run)
         tensors = checkpoint.load_client(path, resume.run, self._sealed)
-
-        def refused(detail: str, why: str = "") -> CheckpointError:
-            return told(CheckpointError(f"{path}: {detail}"), f"its checkpoint: {why or detail}")
-
         numbers = tensors.pop(NUMBERS, torch.zeros(0))
         kept = {name: tensors.pop(name) for name in [*tensors] if not name.startswith(BESIDE)}
         beside = {name.removeprefix(BESIDE): tensor for name, tensor in tensors.items()}
         if not torch.equal(numbers, self._numbers):
             if adopt is None or (adopted := adopt(kept, numbers, beside)) is None:
-                raise refused("other clients; resume with the same, on as many SuperNodes")
+                raise checkpoint.refused(path, "of other clients; resume with the same SuperNodes")
             kept = adopted
-        if self._copies:
-            found, expected = forms_of(kept), forms_of(self._make(None)[1])
-            for name in expected | found:
-                if found.get(name) != expected.get(name):
-                    forms = f"{name} is {found.get(name)}, expected {expected.get(name)}"
-                    raise refused(forms, "made with other data or settings")
+        if self._copies and forms_of(kept) != forms_of(self._make(None)[1]):
+            raise checkpoint.refused(path, "made with other data or settings")
         self._commit(*self._make(kept))
         self._note(resume)
         return beside
@@ -252,58 +245,52 @@ class CohortState(Generic[T]):
             self._note(resume)
 
     def _note(self, resume: Resume) -> None:
-        self._context.state[f"{self._name}-resumed"] = ConfigRecord(resume.to_config())
+        self._context.state[self._resumed] = ConfigRecord(resume.to_config())
 
     # Where the tensors are
 
     @property
-    def live(self) -> Live:
-        return _LIVE.setdefault(self._key, Live())
+    def _in_process(self) -> bool:
+        return self._context.node_config.get(STATE_DIR) == IN_PROCESS
 
     def _open(self) -> tuple[T, Tensors]:
         if not self.version:
             return self._make(None)
-        record, who = self._context.state.config_records[self._name], f"client {self._key[1]}"
-        kind, token, live = str(record["kind"]), str(record["token"]), self.live
-        # If Flower restored an old context, a version may exist twice, but not a token.
-        if live.version >= self.version and (kind == PROCESS or live.token == token):
-            self._found = live.version
-            return cast(tuple[T, Tensors], live.held)
-        if kind == PROCESS:
-            raise StateLostError(f"{who}: its state is gone, or half changed")
-        if kind == CONTEXT:
-            arrays = self._context.state.array_records[f"{self._name}-tensors"]
-            tensors = {k: torch.from_numpy(v.numpy().copy()) for k, v in arrays.items()}
-            self._found = self.version
-        else:
-            try:
-                tensors = checkpoint.load_client(self._file, str(self._key[0]), self._sealed)
-            except CheckpointError as error:
-                raise StateLostError(f"{who}: its state is lost: {error}") from error
-            self._found = int(tensors.pop(VERSION, torch.tensor(-1)))
-            if self._found < self.version:
-                versions = f"has version {self._found}, expected version {self.version}"
-                raise StateLostError(f"{who}: {self._file} {versions}")
-        live.version, live.held, live.token = self._found, self._make(tensors), token
+        live = self.live
+        if live.version < self.version:
+            live.held, live.version = self._make(self._read()), self.version
         return cast(tuple[T, Tensors], live.held)
 
+    def _read(self) -> Tensors:
+        context, who = self._context, f"client {self._context.node_id}: its state is lost"
+        if self._in_process:
+            raise StateLostError(f"{who}, or half changed")
+        small = context.state.config_records[self._name].get("tensors")
+        if isinstance(small, bytes):
+            return load(small)
+        try:
+            tensors = checkpoint.load_client(self._file, str(context.run_id), self._sealed)
+        except CheckpointError as error:
+            raise StateLostError(f"{who}: {error}") from error
+        if (found := int(tensors.pop(VERSION, torch.tensor(-1)))) < self.version:
+            versions = f"has version {found}, expected version {self.version}"
+            raise StateLostError(f"{who}: {self._file} {versions}")
+        return tensors
+
     def _commit(self, held: T, tensors: Tensors) -> None:
-        version, token = max(self._found, self.version) + 1, secrets.token_hex(8)
-        size = sum(t.numel() * t.element_size() for t in tensors.values())
-        kind = CONTEXT if size <= SMALL_BYTES else SAVED
-        if self._context.node_config.get(STATE_DIR, "") == IN_PROCESS:
-            kind = PROCESS
-        record = ConfigRecord({"version": version, "kind": kind, "token": token})
-        if kind == SAVED:
+        version = self.version + 1
+        record = ConfigRecord({"version": version})
+        if self._in_process:
+            pass
+        elif sum(tensor.nbytes for tensor in tensors.values()) <= SMALL_BYTES:
+            record["tensors"] = save(checkpoint.on_processor(tensors))
+        else:
             own_folder(self._folder)
             numbered = tensors | {VERSION: torch.tensor(version)}
-            checkpoint.save_client(self._file, numbered, str(self._key[0]), self._sealed)
-        elif kind == CONTEXT:
-            small = {n: encode_array(n, t.detach().cpu().numpy()) for n, t in tensors.items()}
-            self._context.state[f"{self._name}-tensors"] = ArrayRecord(small)
+            run = str(self._context.run_id)
+            checkpoint.save_client(self._file, numbered, run, self._sealed)
         self._context.state[self._name] = record
-        live = self.live
-        live.version, live.held, live.token = version, (held, tensors), token
+        self.live.held, self.live.version = (held, tensors), version
 
 
 def forms_of(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

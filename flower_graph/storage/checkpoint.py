@@ -68,13 +68,18 @@ def save_client(
     path: Path, tensors: dict[str, Tensor], run: str, key: StateKey | None = None
 ) -> None:
     """Write a client's tensors for its owner alone, whole or not at all; encrypted with a key."""
-    local = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    local = on_processor(tensors)
     metadata = {RUN: run, CHECKSUM: _checksum(local, run)}
     with replaced(path) as stream:
         if key is None:
             write_tensors(stream, local, metadata)
         else:
             stream.write(key.seal(save(local, metadata=metadata), path))
+
+
+def on_processor(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors in the form that safetensors writes."""
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def load_client(
@@ -93,15 +98,15 @@ def load_client(
         with suppress(OSError), open_regular(path, MOST_TENSORS) as file:
             if file.read(len(SEALED)) == SEALED:
                 why = "it is encrypted, and state-key is not set"
-        raise _refused(path, "cannot be read", f": {why}") from error
+        raise refused(path, "cannot be read", f": {why}") from error
     if result.get(CHECKSUM) != _checksum(tensors, result.get(RUN, "")):
-        raise _refused(path, "damaged: it does not have the SHA-256 that it names")
+        raise refused(path, "damaged: it does not have the SHA-256 that it names")
     if run is not None and result[RUN] != run:
-        raise _refused(path, "of another run", f", {result[RUN]}; this one is {run}")
+        raise refused(path, "of another run", f", {result[RUN]}; this one is {run}")
     return tensors
 
 
-def _refused(path: Path, why: str, more: str = "") -> CheckpointError:
+def refused(path: Path, why: str, more: str = "") -> CheckpointError:
     """Return the error for an unusable client's file; the server gets its reason without names."""
     return told(CheckpointError(f"{path}: {why}{more}"), f"its checkpoint: {why}")
 

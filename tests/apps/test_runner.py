@@ -15,7 +15,6 @@ from graph_helpers import small_graph
 from safetensors.torch import load_file
 
 from flower_graph.apps.run import client_app, make_server, run, simulate
-from flower_graph.client import state
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DivergedError
 from flower_graph.method.load import load_config, to_dict
@@ -108,18 +107,6 @@ def test_a_long_round_is_announced_before_it_is_run(
     how: Any = {"progress": lambda report: said.append(report.round), "on_wait": said.append}
     run(config, tmp_path / "out", **how)
     assert said == ["round 1: does more", 1, 2, "round 3: does more", 3]
-
-
-# After a run -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("config", ["fedgls/cora-linqs", "fedscem/cora-linqs"])
-def test_a_run_leaves_nothing_of_its_clients_in_the_process(config: str) -> None:
-    overrides = ["rounds=1", "partition.clients=4"]
-    overrides += ["strategy.name=fedavg"] if config.startswith("fedscem") else []
-    before = len(state._LIVE)
-    simulate(load_config(config, overrides))
-    assert len(state._LIVE) == before
 
 
 # Under Flower, and data of several runs ----------------------------------------------------------

@@ -13,9 +13,8 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from flower_graph.apps import server_app
-from flower_graph.client.resident import app as resident
-from flower_graph.client.resident import ray_workers, worker
-from flower_graph.client.resident.ray_workers import GPUS, Folders, Mirror, RayHome, name_of
+from flower_graph.client import ray_workers, resident
+from flower_graph.client.ray_workers import GPUS, Folders, Mirror, RayHome, name_of
 from flower_graph.errors import ConfigError, OutputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,8 +25,8 @@ import os, sys, time
 from pathlib import Path
 import ray
 from flwr.app import Context, Message, RecordDict
-from flower_graph.client.resident.app import ResidentClientApp
-from flower_graph.client.resident.ray_workers import OnRay, ray_workers, wait_for_ray
+from flower_graph.client.resident import ResidentClientApp
+from flower_graph.client.ray_workers import OnRay, ray_workers, wait_for_ray
 from flower_graph.flower_compat import identify, stamp
 from flower_graph.wire.client_errors import kind_of
 
@@ -95,7 +94,7 @@ def test_workers_are_spread_over_machines_in_turn(monkeypatch: pytest.MonkeyPatc
 
 def test_clients_live_in_workers_only_if_the_run_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))  # type: ignore[arg-type]
-    monkeypatch.setattr(worker, "load_app", lambda reference: reference)
+    monkeypatch.setattr(resident, "load_app", lambda reference: reference)
     for namespaces, home in ((["other"], str), ([name_of(RUN), "other"], RayHome)):
         actors = [{"name": "one", "namespace": name} for name in namespaces]
         listing = SimpleNamespace(list_named_actors=lambda all_namespaces, found=actors: found)
@@ -236,7 +235,7 @@ def test_a_supernode_that_comes_finds_its_files(sides: tuple[Path, Path, Mirror]
 
 def test_a_temporary_folder_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from flower_graph.client.resident.ray_workers import TemporaryFolder\n"
+        "import os, sys; from flower_graph.client.ray_workers import TemporaryFolder\n"
         "folder = TemporaryFolder(); (folder.path / 'file').touch()\n"
         "print(folder.path, flush=True); sys.stdin.read()"
     )

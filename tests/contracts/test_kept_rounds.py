@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federation import ALL, EACH, METHODS, Done, Federation, forget_live, good, tried
+from federation import ALL, EACH, METHODS, Done, Federation, good, tried
 from flwr.app import Message
 from safetensors.torch import load_file
 
@@ -76,7 +76,7 @@ class Forgetful(Federation):
         pushed = list(messages)
         for message in pushed:
             if message.metadata.message_type == "query.keep":
-                forget_live(self.run.run_id, message.metadata.dst_node_id)
+                vars(self.contexts[message.metadata.dst_node_id]).pop("live", None)
         return super().push_messages(pushed)
 
 

@@ -10,7 +10,7 @@ import pytest
 from federation import METHODS, tried
 
 from flower_graph.apps.client_app import app
-from flower_graph.client.resident import app as resident
+from flower_graph.client import resident
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
 from flower_graph.simulation import InProcessGrid

@@ -26,7 +26,6 @@ from sum_helpers import PartyWorld
 
 from flower_graph.apps.client_app import app
 from flower_graph.apps.run import client_app
-from flower_graph.client import state
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import CohortState
 from flower_graph.errors import ConfigError, DataError, RefusedError, StateLostError
@@ -288,7 +287,7 @@ class Collector:
             self._note(context)
 
     def _note(self, context: Context) -> None:
-        if (live := state._LIVE.get((context.run_id, context.node_id))) is not None:
+        if (live := vars(context).get("live")) is not None:
             _, aligner = live.beside
             self.texts += [*map(repr, (live, aligner, getattr(aligner, "_table", None)))]
             self.secrets |= set(secrets_of(aligner))

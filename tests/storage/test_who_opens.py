@@ -22,7 +22,7 @@ WRITES |= {"np.save", "np.savez", "np.savez_compressed", "torch.save", "json.dum
 GATE = "flower_graph/storage/writing.py"
 # Why other modules may: reading needs no bounds there, and writing goes through the gate
 ALLOWED = """
-read  flower_graph/client/resident/worker.py read_text: the kernel's
+read  flower_graph/client/resident.py read_text: the kernel's
 read  flower_graph/lazy.py read_text: the package's own source
 read  apps/cli/launch.py open: copies the log that it wrote itself
 read  apps/cli/run.py open: new lines of the metrics that its own run writes
@@ -30,7 +30,7 @@ read  flower_graph/method/registry.py read_text: the package's own source
 read  flower_graph/data/cora_linqs/__init__.py np.load read_text: the package's own
 read  flower_graph/engine/machine.py read_text: the kernel's
 read  flower_graph/outputs/figures.py fromfile: of a stream that storage opened
-write flower_graph/client/resident/worker.py chmod unlink: a socket, by its open folder
+write flower_graph/client/resident.py chmod: a socket, by its open folder
 write flower_graph/data/given.py torch.save: into a stream that the gate opened
 write flower_graph/outputs/files.py np.savez: into a stream that the gate opened
 write flower_graph/outputs/figures.py tofile: into a stream that the gate opened

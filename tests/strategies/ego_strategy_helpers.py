@@ -14,7 +14,6 @@ from graph_helpers import Outcome, dealt
 from torch import Tensor
 
 from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
-from flower_graph.client import state
 from flower_graph.client.state import IN_PROCESS
 from flower_graph.data.graph import ClientGraph
 from flower_graph.simulation import InProcessGrid
@@ -43,7 +42,7 @@ class Onlooker:
     ) -> Message:
         reply = call_next(message, context)
         if message.metadata.message_type == "train":
-            cohort = state._LIVE[context.run_id, context.node_id].held[0]
+            cohort = vars(context)["live"].held[0]
             seen = self.weights.setdefault(int(message.metadata.group_id), {})
             for client in cohort.clients:
                 parts = cohort.alone(client).module.parameters()

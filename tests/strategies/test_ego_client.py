@@ -12,7 +12,6 @@ import torch
 from ego_helpers import SETTINGS, start_of, toy_egos
 from flwr.app import Context, RecordDict
 
-from flower_graph.client import state
 from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import StateLostError
 from flower_graph.strategies.fedscem.client import EgoNetworkClient
@@ -49,7 +48,7 @@ def ask(context: Context, number: int, clients: np.ndarray = NUMBERS, **more: An
 
 
 def kept(context: Context, name: str = "gnn.second.weight") -> torch.Tensor:
-    _, tensors = state._LIVE[context.run_id, context.node_id].held
+    _, tensors = vars(context)["live"].held
     return tensors[name].clone()
 
 
@@ -115,7 +114,7 @@ def test_a_process_reads_an_alignment_once(context: Context) -> None:
     begun(context, alignment="psi")
     first = aligner(context)
     assert aligner(context) is first
-    state._LIVE.clear()
+    del vars(context)["live"]
     assert aligner(context) is not first
     assert aligner(context).to_bytes() == first.to_bytes()
     with (

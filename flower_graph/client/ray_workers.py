@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from flwr.app import Context, Message, RecordDict
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from flower_graph.client.resident.worker import load_app
+from flower_graph.client.home import Home
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.errors import ConfigError, StateLostError
 from flower_graph.handed import take_over
@@ -89,15 +89,14 @@ class RayWorker:
             base, self._out = self._folder.path / "state", self._folder.path / "out"
             self._mirror = Mirror(Folders(self._out, run.state(base)), folders)
         os.environ[STATE_VARIABLE] = str(base)
-        self._app = load_app(run.reference)
+        self._home = Home(run.reference)
 
     def answer(self, message: Message, context: Context) -> tuple[Message, RecordDict]:
         context.node_config = {**context.node_config, STATE_DIR: IN_PROCESS}
         context.run_config = {**context.run_config, OUT: str(self._out)}
-        if self._mirror is None:
-            return self._app(message, context), context.state
-        during = self._mirror.during
-        return during(node_name(context), lambda: self._app(message, context)), context.state
+        name, answer = node_name(context), partial(self._home, message, context)
+        reply = answer() if self._mirror is None else self._mirror.during(name, answer)
+        return reply, context.state
 
 
 class RayHome:

@@ -1,1 +1,0 @@
-"""Where a SuperNode's clients live between two messages, and how messages reach them."""
