@@ -26,8 +26,7 @@ from flower_graph.config.rules import Rule
 from flower_graph.config.schema import Setting, settings_of
 from flower_graph.lazy import declared
 from flower_graph.method.registry import DEFAULT, known_apps, schema_of
-from flower_graph.wire.codec import Field, Part, fields_of
-from flower_graph.wire.fields import Numbers, Ragged, Word
+from flower_graph.wire.codec import Field, Numbers, Part, Ragged, Word, fields_of
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 PROMISES = Path(__file__).resolve().parents[1] / "tests" / "hostile" / "promises.json"

@@ -28,8 +28,7 @@ from flower_graph.secure.sum.messages import (
 )
 from flower_graph.secure.sum.server import StageReply, SumRound
 from flower_graph.simulation import InProcessGrid
-from flower_graph.wire.codec import Message
-from flower_graph.wire.fields import split_rows
+from flower_graph.wire.codec import Message, split_rows
 
 M = TypeVar("M", bound=Message)
 NOTES = (

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
 
 from flower_graph import __version__
 from flower_graph.errors import RefusedError, StateLostError, brief
@@ -35,15 +36,7 @@ from flower_graph.storage import checkpoint
 from flower_graph.storage.files import node_name, own_folder, own_place, state_key
 from flower_graph.storage.writing import remove, remove_empty
 from flower_graph.wire import keys
-from flower_graph.wire.arrays import (
-    arrays_of,
-    config_of,
-    encode_array,
-    metric_records,
-    own_records,
-    plain_value,
-    reply_slots,
-)
+from flower_graph.wire.arrays import decode_array, encode_array, own_records
 from flower_graph.wire.client_errors import boundary, lost_reply
 
 if TYPE_CHECKING:
@@ -210,6 +203,72 @@ def _checked_result(
         wanted = f"({kinds[0].__name__}, num_examples of 0 or more, metrics)"
         raise TypeError(f"{method} must return {wanted}, got {brief(result)}")
     return value, int(count), metrics
+
+
+# A ``NumPyClient``'s records ----------------------------------------------------------------------
+
+
+def arrays_of(message: Message) -> tuple[list[tuple[str, str]], list[NDArray[np.generic]]]:
+    """Return the (record, key) slots of a message's arrays and the arrays, in order."""
+    # The arrays are copies: a client may write into them, and in one process several clients would
+    # otherwise write into the server's bytes.
+    slots, arrays = [], []
+    for record_name, record in message.content.array_records.items():
+        for key, array in record.items():
+            slots.append((record_name, key))
+            arrays.append(decode_array(f"{record_name}/{key}", array, copy=True))
+    return slots, arrays
+
+
+# Any, here and below: entries have whatever types Flower's records take, lists too
+def config_of(message: Message) -> dict[str, Any]:
+    """Merge the config records of a message."""
+    records = message.content.config_records.values()
+    return {key: value for record in records for key, value in record.items()}
+
+
+def reply_slots(names: Any, incoming: list[tuple[str, str]], count: int) -> list[tuple[str, str]]:
+    """Choose the (record, key) for each of `count` reply arrays."""
+    if names is None:
+        if len(incoming) != count:
+            return [(keys.ARRAYS, str(index)) for index in range(count)]
+        is_one = len({record for record, _ in incoming}) == 1
+        return [(keys.ARRAYS, key) for _, key in incoming] if is_one else incoming
+    parts = [(name if "/" in name else f"{keys.ARRAYS}/{name}").partition("/") for name in names]
+    slots = [(record, key) for record, _, key in parts]
+    are_bad = isinstance(names, str) or not len(set(slots)) == len(slots) == count
+    if are_bad or any(r in ("", keys.METRICS, keys.CONFIG) or not key for r, key in slots):
+        raise ValueError(f"metrics[{keys.ARRAY_NAMES!r}] must name {count} arrays, got {names!r}")
+    return slots
+
+
+def metric_records(fixed: dict[str, Any], metrics: Mapping[str, object]) -> dict[str, Any]:
+    """Split metrics into numbers, for the metric record, and the rest, for the config record."""
+    if reserved := sorted(fixed.keys() & metrics.keys()):
+        raise ValueError(f"metrics keys {reserved} are reserved: they are returned on their own")
+    numbers, others = dict(fixed), dict[str, Any]()
+    for key, value in metrics.items():
+        plain = plain_value(key, value)
+        probe = (plain[0] if plain else 0) if isinstance(plain, list) else plain
+        is_number = isinstance(probe, (int, float)) and not isinstance(probe, bool)
+        (numbers if is_number else others)[key] = plain
+    records: dict[str, object] = {keys.METRICS: MetricRecord(numbers)}
+    return records | {keys.CONFIG: ConfigRecord(others)} if others else records
+
+
+def plain_value(key: str, value: object) -> Any:
+    """Turn NumPy scalars into Python's, and refuse what no Flower record can hold."""
+    if isinstance(value, (list, tuple)):
+        items = [plain_value(key, item) for item in value]
+        # A record's list has one type, but figures of a round may be 1, 0.5, ...
+        is_mixed = {type(item) for item in items} == {int, float}
+        return [float(item) for item in items] if is_mixed else items
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, (bool, int, float, str, bytes)):
+        kind = type(value).__name__
+        raise TypeError(f"{key!r}: {kind}; must be a number, str, bytes, bool or a list of such")
+    return value
 
 
 def servers_time(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

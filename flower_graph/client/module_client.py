@@ -49,7 +49,7 @@ from flower_graph.outputs.files import SavedModels, Snapshot
 from flower_graph.rng import derive_seed, seeded
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
 from flower_graph.wire.averaging import Asked, Enrolment, Measured, RoundRequest, Rows, Trained
-from flower_graph.wire.fields import Resume
+from flower_graph.wire.codec import Resume
 from flower_graph.wire.keys import ARRAY_NAMES, CHECKPOINT, EXTRAS
 
 __all__ = ["GraphOnDevice", "Learner", "ModuleClient", "SharedModule"]

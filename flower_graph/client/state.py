@@ -46,7 +46,7 @@ from flower_graph.storage.files import (
 from flower_graph.storage.writing import remove, remove_empty, remove_folder
 from flower_graph.wire.arrays import Config
 from flower_graph.wire.client_errors import AT_HOME
-from flower_graph.wire.fields import Resume
+from flower_graph.wire.codec import Resume
 from flower_graph.wire.keys import NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 
 if TYPE_CHECKING:

@@ -14,10 +14,9 @@ from flower_graph.errors import OutOfRangeError, StateLostError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.parties.identity import TrustSettings
-from flower_graph.secure.ring import RingArray
+from flower_graph.secure.ring import Ring, RingArray
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import (
-    RING,
     SECURE_SUM,
     KeyRequest,
     MaskedReply,
@@ -67,7 +66,7 @@ class MaskingClient(NumPyClient):
         """Add up clients' vectors and mask the sum, as the request's entries say."""
         # state: what the vectors were made of, if not the vectors: it enters one sum
         # pad: words that each client adds, so that the server cannot read the sum either
-        request, ring, host = MaskRequest.from_config(config), RING.from_config(config), self.keys()
+        request, ring, host = MaskRequest.from_config(config), Ring.from_config(config), self.keys()
         host.receive(request, ring)
         clients = request.clients.tolist()
         total, left_out = np.zeros(request.length, ring.dtype), dict[int, str]()

@@ -34,8 +34,7 @@ from flower_graph.secure.parties.identity import SIGNATURE_BYTES, TrustSettings
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.relayed import CHECKS, SumPad
 from flower_graph.secure.ring import Ring, RingArray
-from flower_graph.wire.codec import Message
-from flower_graph.wire.fields import Block, Bytes, Flag
+from flower_graph.wire.codec import Block, Bytes, Flag, Message
 
 NAME = "common-key"  # in Context.state
 CHECK_BYTES = 16

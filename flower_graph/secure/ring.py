@@ -16,7 +16,6 @@ import math
 import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated
 
@@ -26,7 +25,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, OutOfRangeError, UnreadableSumError
-from flower_graph.wire.fields import Real, Whole
+from flower_graph.wire.codec import Message, Real, Whole
 
 RingArray = NDArray[np.unsignedinteger]
 WORDS: dict[int, np.dtype[np.generic]] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
@@ -38,8 +37,7 @@ NONCE = bytes(12)
 WORTH_A_THREAD = 1 << 22  # bytes of streams; fewer are made sooner than a thread is started
 
 
-@dataclass(frozen=True)
-class Ring:
+class Ring(Message, frozen=True):
     """How real numbers are written as words; every party of a sum has the same ring."""
 
     # A multiple c * pad that hides a sum leaves the lowest bits of the sum in the clear when c is

@@ -69,6 +69,7 @@ from flower_graph.wire.averaging import (
     stacked,
 )
 from flower_graph.wire.client_errors import no_content
+from flower_graph.wire.codec import read_entry, read_not_saved
 from flower_graph.wire.counts import added, counts_size, read_counts
 from flower_graph.wire.exchange import (
     Rejected,
@@ -77,7 +78,6 @@ from flower_graph.wire.exchange import (
     require_content,
     unreadable,
 )
-from flower_graph.wire.fields import read_entry, read_not_saved
 from flower_graph.wire.keys import (
     ARRAYS,
     CHECKPOINT,

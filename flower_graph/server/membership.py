@@ -23,8 +23,8 @@ from flower_graph.records.participation import ranges
 from flower_graph.wire.arrays import each_once, record_of
 from flower_graph.wire.averaging import Enrolment
 from flower_graph.wire.client_errors import Kind
+from flower_graph.wire.codec import Resume
 from flower_graph.wire.exchange import Exchange, Rejected
-from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CONFIG, FORMAT, MESSAGE_FORMAT, VERSION
 from flower_graph.wire.ledger import ENROLMENT
 

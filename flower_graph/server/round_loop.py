@@ -47,8 +47,8 @@ from flower_graph.storage import checkpoint
 from flower_graph.storage.checkpoint import SCALARS
 from flower_graph.storage.reading import StateDict
 from flower_graph.storage.writing import move
+from flower_graph.wire.codec import Resume
 from flower_graph.wire.exchange import Replies
-from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import ACCURACY, CONFIG, ROLES
 from flower_graph.wire.ledger import reply_bytes
 

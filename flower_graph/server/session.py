@@ -35,8 +35,8 @@ from flower_graph.rng import generator
 from flower_graph.server.membership import Membership
 from flower_graph.storage import checkpoint
 from flower_graph.storage.reading import StateDict
+from flower_graph.wire.codec import read_not_saved
 from flower_graph.wire.exchange import Exchange, Rejected, Replies, few, reasons_of
-from flower_graph.wire.fields import read_not_saved
 from flower_graph.wire.ledger import ByteLedger, reply_bytes
 
 LOG = logging.getLogger(__name__)

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from flower_graph.errors import MalformedReplyError, UnreadableSumError, refuse_if
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import (
-    RING,
     SECURE_SUM,
     KeyReply,
     ListReply,
@@ -35,9 +34,8 @@ from flower_graph.secure.sum.server import Cause, Reason, Skipped, SumResult, Su
 from flower_graph.server.membership import Membership
 from flower_graph.wire.arrays import Config, Scalar, read_array
 from flower_graph.wire.client_errors import Kind
-from flower_graph.wire.codec import Message, entries_of
+from flower_graph.wire.codec import Message, Resume, entries_of
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
-from flower_graph.wire.fields import Resume, read_handled
 from flower_graph.wire.keys import ARRAYS, CONFIG, MASKED_SUM
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
 
@@ -80,13 +78,12 @@ class SumMembership(Membership):
         return self.sums.question().to_record()
 
     def read(self, node: int, content: RecordDict) -> KeyReply:
-        entries = entries_of(content)
-        reply = KeyReply.from_config(entries)
+        reply = KeyReply.from_config(entries_of(content))
         expected = reply.clients if self.hosted is None else list(self.hosted[node])
         if (strange := np.setdiff1d(reply.clients, expected)).size:
             raise MalformedReplyError(f"client {strange[0]} is not one that it enrolled with")
         self.sums.check_keys(node, reply)
-        reply.clients, reply.handled = np.sort(reply.clients), read_handled(entries)
+        reply.clients = np.sort(reply.clients)
         return reply
 
     def is_back(self, olds: Collection[int], answer: KeyReply) -> bool:
@@ -242,10 +239,8 @@ class SecureSum:
     ) -> dict[int, Config]:
         """Return the entries that each SuperNode's ``masked`` needs for a vector of this length."""
         terms = SumTerms(purpose, self.ring, detail, padded)
-        ring, masks = (
-            RING.to_config(self.ring),
-            self.round.mask_requests(length, self.ring.word, terms),
-        )
+        ring = self.ring.to_config()
+        masks = self.round.mask_requests(length, self.ring.word, terms)
         return {node: mask.to_config() | ring for node, mask in masks.items()}
 
     def take(

@@ -7,18 +7,17 @@ as a view. Data from another party is checked first: serialisation, shape, type 
 which can run code, is refused in both directions.
 """
 
-from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from io import BytesIO
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief
 from flower_graph.flower_compat import SType
-from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, MAX_NUMBER, METRICS
+from flower_graph.wire.keys import MAX_NUMBER
 
 FloatArray = NDArray[np.floating]
 IntArray = NDArray[np.integer]
@@ -31,8 +30,6 @@ Parameters = list[NDArray[np.generic]]
 Answer = tuple[Parameters, int, Config]  # arrays, their weight, further entries
 Measurements = tuple[float, int, Config]  # the loss, its weight, further figures
 MAX_ITEM = 8  # bytes of a number
-HEADERS = 256  # heads of arrays in the cache: most heads of a round are alike
-MAX_HEADER = 10_016  # bytes of a head; NumPy reads no longer ones
 
 
 def encode_array(name: str, values: NDArray[np.generic]) -> Array:
@@ -44,53 +41,36 @@ def encode_array(name: str, values: NDArray[np.generic]) -> Array:
         raise ValueError(f"array {name!r} has dtype {values.dtype}, which needs pickle; refused")
     values = np.asarray(values, order="C")
     # One join allocates and copies once; numpy.save to memory goes through two buffers.
-    data = b"".join((_header(values.dtype, values.shape), values.reshape(-1).view(np.uint8).data))
+    head = _header(values.dtype, values.shape, False)
+    data = b"".join((head, values.reshape(-1).view(np.uint8).data))
     return Array(dtype=str(values.dtype), shape=values.shape, stype=SType.NUMPY, data=data)
 
 
-@lru_cache(HEADERS)
-def _header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
-    stream = BytesIO()
-    descr = np.lib.format.dtype_to_descr(dtype)
-    described = {"descr": descr, "fortran_order": False, "shape": shape}
+@lru_cache(256)  # most heads of a round are alike
+def _header(dtype: np.dtype[np.generic], shape: tuple[int, ...], fortran: bool) -> bytes:
+    stream, descr = BytesIO(), np.lib.format.dtype_to_descr(dtype)
+    described = {"descr": descr, "fortran_order": fortran, "shape": shape}
     np.lib.format.write_array_header_1_0(stream, described)
     return stream.getvalue()
 
 
 def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[np.generic]:
     """Read Flower's ``Array`` as an ndarray, by default without a copy."""
-    if array.stype != SType.NUMPY:
-        raise MalformedReplyError(f"array {name!r} is serialised as {brief(array.stype)}")
-    length = int.from_bytes(array.data[8:10], "little")
+    data, shape = array.data, tuple(array.shape)
     try:
-        shape, fortran, dtype, offset = _read_header(array.data[: min(10 + length, MAX_HEADER)])
-    except Exception as error:  # hostile bytes make the parser raise almost anything
-        raise MalformedReplyError(f"array {name!r} is not in NumPy's format: {error}") from error
-    if dtype.hasobject:
-        raise MalformedReplyError(f"array {name!r} has dtype {dtype}, which needs pickle; refused")
-    if shape != tuple(array.shape) or str(dtype) != array.dtype:
-        claimed, held = f"{array.dtype[:20]}{brief(list(array.shape))}", f"{dtype}{list(shape)}"
-        raise MalformedReplyError(f"array {name!r} says it is {claimed} but holds {held}")
-    expected = int(np.prod(shape, dtype=object)) * dtype.itemsize  # no overflow in Python's int
-    if (size := len(array.data) - offset) != expected:
-        raise MalformedReplyError(f"array {name!r} holds {size} bytes, its shape needs {expected}")
-    order: Literal["F", "C"] = "F" if fortran else "C"
-    try:
-        view: NDArray[np.generic] = np.ndarray(shape, dtype, array.data, offset, order=order)
-    except (ValueError, TypeError) as error:  # sizes that are negative or beyond NumPy's
-        raise MalformedReplyError(f"array {name!r} cannot be read: {error}") from error
+        # The head must be what NumPy writes for the type and the shape that the array claims
+        dtype = np.dtype(array.dtype)
+        heads = (_header(dtype, shape, fortran) for fortran in (False, True))
+        order, head = next(one for one in zip("CF", heads, strict=True) if data.startswith(one[1]))
+        view: NDArray[Any] = np.frombuffer(data, dtype, offset=len(head))  # refuses objects
+        view = view.reshape(shape, order="F" if order == "F" else "C")
+        good = array.stype == SType.NUMPY and min(shape, default=0) >= 0
+    except Exception:  # hostile claims make NumPy raise almost anything
+        good = False
+    if not good:
+        claimed = f"{brief(array.stype)} of {array.dtype[:20]}{brief(list(shape))}"
+        raise MalformedReplyError(f"array {name!r} is not in NumPy's format: {claimed}")
     return view.copy(order="K") if copy else view
-
-
-@lru_cache(HEADERS)
-def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
-    stream = BytesIO(head)
-    if (version := np.lib.format.read_magic(stream)) != (1, 0):  # later ones are for long heads
-        raise ValueError(f"npy version {version}")
-    header = np.lib.format.read_array_header_1_0(stream)
-    if min(header[0], default=0) < 0:
-        raise ValueError(f"shape {header[0]}")
-    return (*header, stream.tell())
 
 
 def pack_integers(values: IntArray) -> bytes:
@@ -158,85 +138,3 @@ def own_records(content: RecordDict) -> RecordDict:
         if not isinstance(record, ArrayRecord):
             record.update({k: list(v) for k, v in record.items() if isinstance(v, list)})
     return RecordDict(local)
-
-
-# A ``NumPyClient``'s records ----------------------------------------------------------------------
-
-
-def arrays_of(message: Message) -> tuple[list[tuple[str, str]], list[NDArray[np.generic]]]:
-    """Return the (record, key) slots of a message's arrays and the arrays, in order."""
-    # The arrays are copies: a client may write into them, and in one process several clients would
-    # otherwise write into the server's bytes.
-    slots, arrays = [], []
-    for record_name, record in message.content.items():
-        if isinstance(record, ArrayRecord):
-            for key, array in record.items():
-                slots.append((record_name, key))
-                arrays.append(decode_array(f"{record_name}/{key}", array, copy=True))
-    return slots, arrays
-
-
-# Any, here and below: entries have whatever types Flower's records take, lists too
-def config_of(message: Message) -> dict[str, Any]:
-    """Merge the config records of a message."""
-    config: dict[str, object] = {}
-    for record in message.content.values():
-        if isinstance(record, ConfigRecord):
-            if doubled := sorted(config.keys() & record.keys()):
-                raise ValueError(f"config keys {doubled} are in more than one config record")
-            config.update(record)
-    return config
-
-
-def reply_slots(
-    names: object, incoming: list[tuple[str, str]], count: int
-) -> list[tuple[str, str]]:
-    """Choose the (record, key) for each of `count` reply arrays."""
-    if names is None:
-        if len(incoming) != count:
-            return [(ARRAYS, str(index)) for index in range(count)]
-        if len({record for record, _ in incoming}) == 1:
-            return [(ARRAYS, key) for _, key in incoming]
-        return incoming
-    if isinstance(names, str) or not isinstance(names, Sequence) or len(names) != count:
-        raise ValueError(f"metrics[{ARRAY_NAMES!r}] must name {count} arrays, got {names!r}")
-    slots = []
-    for name in names:
-        record, slash, key = str(name).partition("/")
-        slots.append((record, key) if slash else (ARRAYS, record))
-        if not all(slots[-1]) or slots[-1][0] in (METRICS, CONFIG):
-            raise ValueError(f"array name {name!r} is empty or names a reserved record")
-    if len(set(slots)) != count:
-        raise ValueError(f"metrics[{ARRAY_NAMES!r}] has a name twice: {list(names)}")
-    return slots
-
-
-# Any: likewise
-def metric_records(fixed: dict[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Split metrics into numbers, for the metric record, and the rest, for the config record."""
-    if reserved := sorted(fixed.keys() & metrics.keys()):
-        raise ValueError(f"metrics keys {reserved} are reserved: they are returned on their own")
-    numbers, others = dict(fixed), dict[str, Any]()
-    for key, value in metrics.items():
-        plain = plain_value(key, value)
-        probe = (plain[0] if plain else 0) if isinstance(plain, list) else plain
-        is_number = isinstance(probe, (int, float)) and not isinstance(probe, bool)
-        (numbers if is_number else others)[key] = plain
-    records: dict[str, object] = {METRICS: MetricRecord(numbers)}
-    return records | {CONFIG: ConfigRecord(others)} if others else records
-
-
-# Any: likewise
-def plain_value(key: str, value: object) -> Any:
-    """Turn NumPy scalars into Python's, and refuse what no Flower record can hold."""
-    if isinstance(value, (list, tuple)):
-        items = [plain_value(key, item) for item in value]
-        # A record's list has one type, but figures of a round may be 1, 0.5, ...
-        is_mixed = {type(item) for item in items} == {int, float}
-        return [float(item) for item in items] if is_mixed else items
-    if isinstance(value, np.generic):
-        value = value.item()
-    if not isinstance(value, (bool, int, float, str, bytes)):
-        kind = type(value).__name__
-        raise TypeError(f"{key!r}: {kind}; must be a number, str, bytes, bool or a list of such")
-    return value

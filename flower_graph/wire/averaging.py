@@ -32,12 +32,22 @@ from flower_graph.wire.arrays import (
     Parameters,
     decode_array,
     encode_array,
-    metric_records,
     record_of,
 )
-from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing
+from flower_graph.wire.codec import (
+    Clients,
+    Entries,
+    Field,
+    Flag,
+    Handled,
+    Message,
+    Reading,
+    Real,
+    Reasons,
+    Whole,
+    Writing,
+)
 from flower_graph.wire.counts import Counted, Counting
-from flower_graph.wire.fields import Clients, Flag, Handled, Real, Reasons, Whole
 from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, METRICS, NUM_EXAMPLES
 from flower_graph.wire.ledger import ByteLedger
 
@@ -298,8 +308,6 @@ class Rows:
         for key, values in metrics.items():
             lists = (one if isinstance(one, list | tuple) else [one] for one in values)
             metrics[key] = [number for one in lists for number in one]
-        if [*metric_records({}, metrics)] != [METRICS]:
-            raise TypeError("beside its arrays a client's answer in rows has numbers alone")
         beside = RowsBeside(np.array(numbers, np.int64), dict(self.left_out)).to_config()
         rows = [np.stack(one) for one in zip(*arrays, strict=True)]
         return rows, list(weights), metrics | beside | ({ARRAY_NAMES: names} if names else {})
@@ -307,35 +315,34 @@ class Rows:
 
 def split_rows(reply: FlowerMessage, asked: Sequence[int]) -> dict[int, FlowerMessage]:
     """Return each client's answer as the message that it would have sent alone."""
-    beside = RowsBeside.read(reply.content)
-    numbers: list[int] = beside.rows.tolist()
+    numbers: list[int] = RowsBeside.read(reply.content).rows.tolist()
     if strangers := sorted(set(numbers) - set(asked)):
         raise MalformedReplyError(f"{keys.ROWS}: clients {brief(strangers, 60)} were not asked")
-    count = len(numbers)
-    contents = [RecordDict({METRICS: MetricRecord()}) for _ in numbers]
+    count, result = len(numbers), {client: copy.copy(reply) for client in numbers}
+    for part in result.values():
+        part.content = RecordDict({METRICS: MetricRecord()})
+
+    def deal(name: str, key: str, rows: Sequence[Any]) -> None:
+        for part, row in zip(result.values(), rows, strict=True):
+            part.content[name][key] = row
+
     for name, record in reply.content.items():
         if isinstance(record, ArrayRecord):
-            arrays = {key: decode_array(f"{name}/{key}", array) for key, array in record.items()}
-            for key, rows in arrays.items():
+            for part in result.values():
+                part.content[name] = ArrayRecord()
+            for key, array in record.items():
+                rows = decode_array(f"{name}/{key}", array)
                 if rows.shape[:1] != (count,):
                     shape = f"{name}/{key} has shape {rows.shape}"
                     raise MalformedReplyError(f"{shape}, expected {count} rows")
-            for index, content in enumerate(contents):
-                own = {k: encode_array(k, np.asarray(rows[index])) for k, rows in arrays.items()}
-                content[name] = ArrayRecord(own)
-    metrics = record_of(reply.content, METRICS, MetricRecord) or MetricRecord()
-    for key, value in metrics.items():
+                deal(name, key, [encode_array(key, np.asarray(row)) for row in rows])
+    for key, value in (record_of(reply.content, METRICS, MetricRecord) or MetricRecord()).items():
         values = value if isinstance(value, list) else [value]
         size, rest = divmod(len(values), count)
         if rest or not size:
             raise MalformedReplyError(f"{key}: {len(values)} numbers for {count} clients")
-        for index, content in enumerate(contents):
-            part = values[index * size : (index + 1) * size]
-            content.metric_records[METRICS][key] = part[0] if size == 1 else part
-    result = {}
-    for client, content in zip(numbers, contents, strict=True):
-        result[client] = copy.copy(reply)
-        result[client].content = content
+        parts = [values[at : at + size] for at in range(0, len(values), size)]
+        deal(METRICS, key, [part[0] if size == 1 else part for part in parts])
     return result
 
 
@@ -369,24 +376,18 @@ def count_payload(
     asked: Mapping[int, Sequence[int]],
 ) -> None:
     """Count every client's arrays both ways, also if clients share a SuperNode."""
-
-    def bytes_of_each(record: ArrayRecord, count: int) -> int:
-        total = 0
-        for name, array in record.items():
-            # NumPy's header, by the length that it states; it may not have been checked yet
-            head = min(10 + int.from_bytes(array.data[8:10], "little"), len(array.data))
-            total += len(name) + head + (len(array.data) - head) // count
-        return total
-
-    # A SuperNode that does not say which clients it hosts counts as one client.
     answers = {node: one for node, one in replies.items() if one.has_content()}
     for message in sent:
         node, entries = message.metadata.dst_node_id, message.content.config_records.values()
-        answer, clients = answers.get(node), len(asked.get(node, ()))
-        if not clients:
-            clients = 1 if answer is None else clients_of(answer)
+        answer = answers.get(node)
+        # A SuperNode that does not say which clients it hosts counts as one client.
+        clients = len(asked.get(node, ())) or (1 if answer is None else clients_of(answer))
         for way, one, key in (("down", message, keys.OWN_ARRAYS), ("up", answer, keys.ROW_EACH)):
-            count = clients if any(record.get(key) for record in entries) else 1
+            rows = clients if any(record.get(key) for record in entries) else 1
             for name, record in one.content.array_records.items() if one is not None else ():
                 kind = keys.EXTRAS if name == keys.EXTRAS else "weights"
-                ledger.count(way, kind, clients * bytes_of_each(record, count))
+                for key_, array in record.items():
+                    # NumPy's header, by the length that it states: it may not be checked yet
+                    size = len(array.data)
+                    head = min(10 + int.from_bytes(array.data[8:10], "little"), size)
+                    ledger.count(way, kind, clients * (len(key_) + head + (size - head) // rows))

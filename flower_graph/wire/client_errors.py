@@ -38,16 +38,12 @@ if TYPE_CHECKING:
 # Their texts quote the request and nothing else.
 TELLABLE = (RefusedError, MalformedReplyError)
 AT_HOME = "what it says stays in the SuperNode's log"
-# In the reason of an error from another machine
+# The kind of an error whose text stays on another machine
 NOT_OURS = re.compile(rf"\b(\w{{1,99}}): {AT_HOME}")
 STATE_LOST = 1001  # an error reply's code; those that Flower gives are small
 # Flower's error of a ClientApp without a function for a type of message. Nothing else tells it from
 # one whose function failed.
 NO_FUNCTION = re.compile(r"No \w+ function registered")
-HOW = (
-    "; these clients do not answer as this strategy asks: make their ClientApp with "
-    "flower_graph.make_client_app, or write it as `flower-graph docs messages` says"
-)
 # Of a traceback: the place of each call, and the kind of its error
 PLACE = re.compile(r'^\s*File "(.+)", line (\d+), in', re.MULTILINE)
 KIND = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)
@@ -60,7 +56,6 @@ class Kind(Enum):
 
     STATE_LOST = "by its code: what the client kept between rounds is gone"
     NO_QUERY = "No query function registered"
-    LEGACY = "Invalid message type: query"  # of a ClientApp with a client_fn, the older interface
     OTHER = "anything else"
 
 
@@ -111,7 +106,7 @@ def kind_of(reply: Message) -> Kind:
     if reply.error.code == STATE_LOST:
         return Kind.STATE_LOST
     end = (reply.error.reason or "")[-LOOKED_AT:]  # Ray's tracebacks end with the error
-    return next((kind for kind in (Kind.NO_QUERY, Kind.LEGACY) if kind.value in end), Kind.OTHER)
+    return Kind.NO_QUERY if Kind.NO_QUERY.value in end else Kind.OTHER
 
 
 def no_content(reply: Message) -> str | None:
@@ -124,15 +119,14 @@ def no_content(reply: Message) -> str | None:
 
 # A fault that all clients have ------------------------------------------------------------------
 
-Fault = tuple[str, ...]  # an error's file and line, if they are known, and its kind
-
 
 @dataclass
 class Failures:
     """The nodes whose last answer was an error of another kind than our own."""
 
     grid: Grid
-    found: dict[int, tuple[Fault, str]] = field(default_factory=dict)  # by node, with all it says
+    # By node: the error's place, if it is known, and kind; and all that the node says
+    found: dict[int, tuple[tuple[str, ...], str]] = field(default_factory=dict)
 
     def note(self, node_id: int, reply: Message) -> None:
         # A plain ClientApp cannot answer a query, but trains.
@@ -153,9 +147,8 @@ class Failures:
             return
         if len({fault for fault, _ in found.values()}) == 1:
             (*place, kind), said = next(iter(found.values()))
-            who = "the SuperNode" if len(found) == 1 else f"each of the {len(found)} SuperNodes"
             words = said.strip() if place else f"{kind}, whose text stays in the log of each"
-            raise ClientBugError(f"{who} fails with the same error:\n{words}")
+            raise ClientBugError(f"each of {len(found)} SuperNodes fails with this error:\n{words}")
 
     def _said(self, reply: Message, node_id: int) -> str:
         """Return an error's traceback, or the part of a remote error that may be told."""
@@ -169,7 +162,7 @@ class Failures:
         return at_home[0] if at_home else ""
 
 
-def fault_of(said: str) -> Fault | None:
+def fault_of(said: str) -> tuple[str, ...] | None:
     """Return an error's place and kind, without its words, whose values may differ.
 
     Of an error in another machine's log only the kind is known.

@@ -7,7 +7,8 @@
 A field's key is the message's prefix, which ``*`` stands for, and the field's name, unless it names
 another. A field with a default may be missing. Letters in a shape are sizes: the first field with a
 letter sets its size, and all others must have the same. The comment describes the field in
-``docs/reference/messages.md``.
+``docs/reference/messages.md``. An entry that is missing, of another type, or does not fit raises
+``MalformedReplyError``, which names its key.
 
 ``to_record`` and ``from_numpy`` carry a request from the server to a ``NumPyClient``, ``to_numpy``
 (or ``to_config``, for the result of ``get_properties``) and ``read`` carry its answer back;
@@ -15,9 +16,10 @@ letter sets its size, and all others must have the same. The comment describes t
 its own consistency in ``check``.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass, replace
-from functools import cache, cached_property, lru_cache
+from functools import cache
 from typing import (
     Annotated,
     Any,
@@ -35,21 +37,39 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.errors import MalformedReplyError, brief
-from flower_graph.wire.arrays import Answer, Parameters, encode_array, read_array, record_of
-from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, MAX_NUMBER, METRICS
+from flower_graph.errors import MalformedReplyError, brief, one_line
+from flower_graph.wire.arrays import (
+    Answer,
+    IntArray,
+    Parameters,
+    each_once,
+    encode_array,
+    pack_integers,
+    read_array,
+    record_of,
+    unpack_integers,
+)
+from flower_graph.wire.keys import (
+    ARRAY_NAMES,
+    ARRAYS,
+    CHECKPOINT,
+    CONFIG,
+    HANDLED,
+    MAX_NUMBER,
+    METRICS,
+    NOT_SAVED,
+    RUN_TOKEN,
+)
 
+Bytes = NDArray[np.uint8]
+Integers = NDArray[np.int64]
 Entries = Mapping[str, object]
 Known = Mapping[str, Any]  # what the reader asked for, by names of fields: of any type
 ABSENT: object = object()  # the value of an optional field that is missing
-NAMED = "*"  # a key that is the message's prefix and the field's name
+MAX_LINES = 1 << 14  # of one reply: as many as there can be clients in one sum
+RUN_BYTES = 16  # the nonce that tells one run from another
 T = TypeVar("T")  # what a field is in the dataclass
-
-
-@lru_cache
-def axes(shape: str) -> tuple[int | str, ...]:
-    """Return the axes of a declared shape: numbers, and letters of sizes."""
-    return tuple(int(axis) if axis.isdecimal() else axis for axis in shape.split())
+N = TypeVar("N", bound=np.generic)
 
 
 @dataclass
@@ -58,25 +78,21 @@ class Reading:
 
     config: Entries
     # All arrays in the order of the fields, as a NumPyClient gets them; or a reply, by name
-    arrays: Parameters | RecordDict
+    arrays: Parameters | RecordDict = field(default_factory=list)
     known: Known = field(default_factory=dict)  # what was asked for, by names of fields
     values: dict[str, Any] = field(default_factory=dict)  # what has been read
     sizes: dict[str, int] = field(default_factory=dict)  # by their letters
 
     def shape(self, shape: str) -> tuple[int, ...]:
         """Return a declared shape in numbers; -1 for sizes that are not known yet."""
-        sizes = self.sizes
-        return tuple([a if isinstance(a, int) else sizes.get(a, -1) for a in axes(shape)])
-
-    def words(self, shape: str) -> str:
-        """Return a declared shape for an error: letters for sizes that are not known yet."""
-        return f"[{', '.join(str(self.sizes.get(axis, axis)) for axis in shape.split())}]"
+        return tuple(int(a) if a.isdecimal() else self.sizes.get(a, -1) for a in shape.split())
 
     def binds(self, shape: str, found: tuple[int, ...]) -> bool:
         """Whether sizes fit a declared shape; a letter's first size is its size."""
-        return len(found) == len(axes(shape)) and all(
-            size == (axis if isinstance(axis, int) else self.sizes.setdefault(axis, size))
-            for axis, size in zip(axes(shape), found, strict=True)
+        axes = shape.split()
+        return len(found) == len(axes) and all(
+            size == (int(axis) if axis.isdecimal() else self.sizes.setdefault(axis, size))
+            for axis, size in zip(axes, found, strict=True)
         )
 
 
@@ -95,15 +111,18 @@ class Writing:
     message: Any = None  # the whole message, for fields that depend on others
 
 
+# Fields -------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Field(Generic[T]):
     """An entry of a config or metric record; the base of all kinds."""
 
-    key: str = NAMED
+    key: str = "*"
     says: str = ""  # for the page: of a field that several messages have
     _: KW_ONLY
     shape: str = ""
-    optional: bool = False  # has a default: left out if it is empty, and may be missing
+    optional: bool = False  # has a default: may be missing
     group: str = ""  # the heading on the page under which it is described for all methods
     turn: ClassVar[int] = 0  # read in this order: entries, arrays, those that need both
     is_number: ClassVar[bool] = False  # Flower's adaptor puts it among the metrics
@@ -113,7 +132,8 @@ class Field(Generic[T]):
 
     def write(self, value: T, to: Writing) -> None:
         """Write a field's value, unless its entry would be empty."""
-        if not (self.optional and is_empty(value)) and not is_empty(entry := self.encode(value)):
+        entry = None if value is None else self.encode(value)
+        if entry is not None and not (hasattr(entry, "__len__") and len(entry) == 0):
             to.config[self.key] = entry
 
     # Any: a T, or ABSENT
@@ -135,12 +155,224 @@ class Field(Generic[T]):
         return MalformedReplyError(f"{self.key}: expected {wanted}, got {brief(value)}")
 
 
-AnyField = Field[Any]  # of a message, whatever type the field's value has
+@dataclass(frozen=True)
+class Scalar(Field[T]):
+    """A value of one type; the requested one, if the reader knows it."""
+
+    kinds: ClassVar[tuple[type, ...]]  # that are read, as the last of them
+    least: float = -math.inf
+    most: float = math.inf
+
+    def decode(self, value: Any, name: str, reading: Reading) -> T:
+        if name in reading.known and value != reading.known[name]:
+            raise self.refuse(reading.known[name], value)
+        if type(value) not in self.kinds:
+            raise self.refuse(self.type, value)
+        if self.is_number and (value < self.least or value > self.most):
+            raise self.refuse(f"a number from {self.least} to {self.most}", value)
+        result: T = self.kinds[-1](value)
+        return result
 
 
-def is_empty(value: object) -> bool:
-    """Whether a value is empty, so that its entry is left out."""
-    return value is None or (hasattr(value, "__len__") and len(value) == 0)
+class Whole(Scalar[int]):
+    """A whole number."""
+
+    kinds, type, is_number = (int,), "int", True
+
+
+class Real(Scalar[float]):
+    """A number."""
+
+    kinds, type, is_number = (int, float), "float", True
+
+
+class Flag(Scalar[bool]):
+    """Yes or no."""
+
+    kinds, type = (bool,), "bool"
+
+
+class Word(Scalar[str]):
+    """Text."""
+
+    empty, kinds, type = "", (str,), "str"
+
+
+class Said(Word):
+    """A peer's own words, cut to a line that a log can have."""
+
+    def decode(self, value: object, name: str, reading: Reading) -> str:
+        return one_line(value)
+
+
+class Raw(Scalar[bytes]):
+    """The nonce of a run."""
+
+    kinds, type = (bytes,), f"bytes (uint8) `[{RUN_BYTES}]`"
+
+    def decode(self, value: object, name: str, reading: Reading) -> bytes:
+        if len(nonce := super().decode(value, name, reading)) != RUN_BYTES:
+            raise self.refuse(self.type, value)
+        return nonce
+
+
+class Reasons(Field[dict[int, str]]):
+    """Which clients are left out and why, as ``number:reason``; no entry if none is."""
+
+    empty: ClassVar[object] = []
+    type = "list of str"
+
+    def encode(self, value: dict[int, str]) -> list[str]:
+        return [f"{client}:{why}" for client, why in value.items()]
+
+    def decode(self, value: object, name: str, reading: Reading) -> dict[int, str]:
+        lines = value if isinstance(value, list) else [value]
+        if len(lines) > MAX_LINES:
+            raise self.refuse(f"at most {MAX_LINES}", f"{len(lines)} reasons")
+        result = dict[int, str]()
+        for line in map(one_line, lines):
+            number, colon, why = line.partition(":")
+            if not colon or not number.removeprefix("-").isdecimal():
+                raise self.refuse("number:reason", line)
+            result[int(number)] = why
+        return result
+
+
+@dataclass(frozen=True)
+class Numbers(Field[Any]):  # left open: integers where they are whole, else floats
+    """A list of numbers, one for each client."""
+
+    shape: str = "c"
+    whole: bool = False
+    most: float = math.inf  # numbers
+    is_number = True
+    empty: ClassVar[object] = []
+
+    # Any: as above
+    def decode(self, value: object, name: str, reading: Reading) -> list[Any]:
+        kinds, wanted = ({int} if self.whole else {int, float}), reading.shape(self.shape)
+        if (
+            not isinstance(value, list)
+            or len(value) > self.most
+            or not kinds.issuperset(map(type, value))
+            or not reading.binds(self.shape, (len(value),))
+        ):
+            words = f"{'whole ' * self.whole}numbers {wanted}, at most {self.most}"
+            raise self.refuse(words, value)
+        return list(value) if self.whole else [float(number) for number in value]
+
+
+@dataclass(frozen=True)
+class Block(Field[NDArray[Any]]):
+    """Numbers of a shape that must arrive unchanged: bytes, as mods may add noise to arrays."""
+
+    shape: str = "n"
+    empty = b""
+    type = "bytes (uint8)"
+
+    def encode(self, value: NDArray[Any]) -> bytes:
+        return value.tobytes()
+
+    def decode(self, value: object, name: str, reading: Reading) -> NDArray[Any]:
+        numbers, wanted = self.unpack(value), reading.shape(self.shape)
+        try:
+            numbers = numbers.reshape(wanted)
+        except ValueError as error:
+            raise self.refuse(wanted, f"{numbers.size} numbers") from error
+        if not reading.binds(self.shape, numbers.shape):
+            raise self.refuse(wanted, numbers.shape)
+        return numbers
+
+    def unpack(self, value: object) -> NDArray[Any]:
+        if not isinstance(value, bytes):
+            raise self.refuse("bytes", value)
+        return np.frombuffer(value, np.uint8)
+
+
+class Flags(Block):
+    """Yes or no for each of a shape."""
+
+    type = "bytes (bool)"
+
+    def unpack(self, value: object) -> NDArray[Any]:
+        flags = super().unpack(value)
+        if (flags > 1).any():
+            raise self.refuse("bytes 0 and 1", flags.max())
+        return flags > 0
+
+
+class Exact(Block):
+    """Whole numbers; the requested ones, if the reader knows them."""
+
+    type = "bytes (int64)"
+
+    def encode(self, value: IntArray) -> bytes:
+        return pack_integers(value)
+
+    def decode(self, value: object, name: str, reading: Reading) -> NDArray[Any]:
+        numbers, wanted = super().decode(value, name, reading), reading.known.get(name)
+        if wanted is not None and not np.array_equal(numbers, wanted):
+            raise self.refuse(f"{wanted[:5]}...", numbers[:5].tolist())
+        return numbers
+
+    def unpack(self, value: object) -> NDArray[Any]:
+        return unpack_integers(value, self.key)
+
+
+@dataclass(frozen=True)
+class Clients(Exact):
+    """Numbers of clients: at least one, unless there may be none, and none twice."""
+
+    may_be_none: bool = False
+
+    def unpack(self, value: object) -> NDArray[Any]:
+        clients = super().unpack(value)
+        if not (clients.size or self.may_be_none) or not each_once(clients):
+            raise self.refuse("clients, none twice", value)
+        return clients
+
+
+class Sizes(Exact):
+    """How many of the ``n`` rows of another field each client has."""
+
+    turn = 2
+
+    def decode(self, value: object, name: str, reading: Reading) -> IntArray:
+        sizes, rows = super().decode(value, name, reading), reading.sizes["n"]
+        if (sizes < 0).any() or (sizes > rows).any() or sizes.sum() != rows:
+            raise self.refuse(f"sizes of {rows} rows in all", sizes[:60].tolist())
+        return sizes
+
+
+@dataclass(frozen=True)
+class Ragged(Field[Sequence[IntArray]]):
+    """Whole numbers of several clients, concatenated; split by how many each client has."""
+
+    empty = b""
+    type = "bytes (int64)"
+    # The entry that has these counts; without one the reader knows them as ``sizes``
+    pointer: Numbers | None = None
+
+    def write(self, value: Sequence[IntArray], to: Writing) -> None:
+        if self.pointer is not None:
+            self.pointer.write([int(part.size) for part in value], to)
+        super().write(value, to)
+
+    def encode(self, value: Sequence[IntArray]) -> bytes:
+        return pack_integers(np.concatenate(value))
+
+    def decode(self, value: object, name: str, reading: Reading) -> Sequence[IntArray]:
+        at = self.pointer
+        sizes = reading.known["sizes"] if at is None else at.read(name, reading)
+        numbers = unpack_integers(value, self.key)
+        if numbers.size != sum(sizes) or min(sizes, default=0) < 0:
+            raise self.refuse(f"parts of {brief(sizes)}", f"{numbers.size} numbers")
+        return split_rows(numbers, sizes)
+
+
+def split_rows(values: NDArray[N], sizes: Sequence[int] | IntArray) -> list[NDArray[N]]:
+    """Split concatenated rows into parts."""
+    return list(np.split(values, np.cumsum(sizes)))[:-1]
 
 
 @dataclass(frozen=True)
@@ -169,69 +401,46 @@ class Tensor(Field[NDArray[np.generic] | None]):
             return read_array(reading.arrays, record, key, shape, limit=limit)
         if not reading.arrays:
             raise MalformedReplyError(f"the array {self.key} is missing")
-        value, words = reading.arrays.pop(0), reading.words(self.shape)
+        value = reading.arrays.pop(0)
         if not reading.binds(self.shape, value.shape):
-            raise MalformedReplyError(f"{self.key} has shape {value.shape}, expected {words}")
+            raise MalformedReplyError(f"{self.key} has shape {value.shape}, expected {shape}")
         return value
 
 
 @dataclass(frozen=True)
 class Part(Field[object]):
-    """A group of entries: of a message, or of another class whose fields are given."""
+    """The entries of another class with declared fields."""
 
     key: str = ""  # the title of the group on the page, if it has one
-    make: Callable[..., object] = dict
-    fields: Mapping[str, AnyField] | None = None
+    make: Any = dict  # the class
+    fields: Mapping[str, Field[Any]] | None = None  # of a class that declares none
     when: str = ""  # the entry that says whether the group is sent
     absent: object = None  # the value of that entry if it is not
     turn = 1
 
-    @cached_property
-    def parts(self) -> Mapping[str, AnyField]:
-        """The fields, in the order in which they are read."""
-        fields = fields_of(self.make) if self.fields is None else self.fields
-        return dict(sorted(fields.items(), key=lambda item: item[1].turn))
-
-    @cached_property
-    def others(self) -> set[str]:
-        return getattr(self.make, "__dataclass_fields__", {}).keys() - self.parts.keys()
+    @property
+    def parts(self) -> Mapping[str, Field[Any]]:
+        return fields_of(self.make) if self.fields is None else self.fields
 
     def write(self, value: object, to: Writing) -> None:
         if value is not None:
-            for name, part in self.parts.items():
-                part.write(getattr(value, name), to)
+            write_fields(self.parts, value, to)
         elif self.absent is not None:
             to.config[self.when] = self.absent
 
     def read(self, name: str, reading: Reading) -> object:
         if self.when and not reading.config.get(self.when):
             return ABSENT
-        own = Reading(reading.config, reading.arrays)
-        return self.make(**self.values(own))
-
-    # Any, here and below: fields have values of any type, and so have entries
-    def values(self, reading: Reading) -> dict[str, Any]:
-        """Read all fields in order, and leave out optional ones that are missing."""
-        for name, part in self.parts.items():
-            value = part.read(name, reading)
-            if value is not ABSENT:
-                reading.values[name] = value
-        return reading.values
-
-    # Any: a Config, and lists
-    def to_config(self, value: object) -> dict[str, Any]:
-        to = Writing()
-        self.write(value, to)
-        return to.config
-
-    # Any: what ``make`` makes
-    def from_config(self, config: Entries) -> Any:
-        return self.make(**self.values(Reading(config, [])))
+        return self.make(**read_fields(self.parts, Reading(reading.config, reading.arrays)))
 
 
+# Messages -----------------------------------------------------------------------------------------
+
+
+# Any, here and below: a class, and fields of any type
 @cache
-def fields_of(cls: Any) -> Mapping[str, AnyField]:
-    """Return the declared fields of a class, in order."""
+def fields_of(cls: Any) -> Mapping[str, Field[Any]]:
+    """Return the declared fields of a class, in the order in which they are read."""
     found, prefix = {}, getattr(cls, "prefix", "")
     required = set(getattr(cls, "_fields", ())) - getattr(cls, "_field_defaults", {}).keys()
     if is_dataclass(cls):  # otherwise a NamedTuple
@@ -239,12 +448,27 @@ def fields_of(cls: Any) -> Mapping[str, AnyField]:
     for name, hint in get_type_hints(cls, include_extras=True).items():
         if get_origin(hint) is Annotated:
             one = next(field for field in get_args(hint) if isinstance(field, Field))
-            key = f"*{name.replace('_', '-')}" if one.key == NAMED else one.key
+            key = f"*{name.replace('_', '-')}" if one.key == "*" else one.key
             key = prefix + key[1:] if key.startswith("*") else key
             if not isinstance(one, Part):
                 one = replace(one, key=key, optional=one.optional or name not in required)
             found[name] = one
-    return found
+    return dict(sorted(found.items(), key=lambda item: item[1].turn))
+
+
+def write_fields(parts: Mapping[str, Field[Any]], value: object, to: Writing) -> Writing:
+    """Write all declared fields of a value."""
+    for name, one in parts.items():
+        one.write(getattr(value, name), to)
+    return to
+
+
+def read_fields(parts: Mapping[str, Field[Any]], reading: Reading) -> dict[str, Any]:
+    """Read all declared fields; optional ones that are missing are left out."""
+    for name, one in parts.items():
+        if (value := one.read(name, reading)) is not ABSENT:
+            reading.values[name] = value
+    return reading.values
 
 
 @dataclass_transform(field_specifiers=(field,))
@@ -255,7 +479,6 @@ class Message:
     up: ClassVar[tuple[str, ...]] = ()
     fixed: ClassVar[Mapping[str, object]] = {}  # entries that are always the same
     prefix: ClassVar[str] = ""
-    layout: ClassVar[Part]  # its fields
 
     def __init_subclass__(
         cls,
@@ -274,9 +497,8 @@ class Message:
         dataclass(**options)(cls)
         cls.prefix = prefix or cls.prefix
         cls.down, cls.up, cls.fixed = tuple(down.split()), tuple(up.split()), fixed or {}
-        cls.layout = Part(make=cls)
 
-    def check(self, known: Entries) -> None:
+    def check(self, known: Known) -> None:
         """Check what concerns this message alone; ``known`` has the values asked for."""
 
     # Any: a Config, and lists
@@ -301,7 +523,7 @@ class Message:
 
     @classmethod
     def from_config(cls, config: Entries, **known: object) -> Self:
-        return cls.from_numpy([], config, **known)
+        return cls._read(Reading(config, [], known))
 
     @classmethod
     def from_numpy(cls, parameters: Parameters, config: Entries, **known: object) -> Self:
@@ -314,14 +536,48 @@ class Message:
 
     @classmethod
     def _read(cls, reading: Reading) -> Self:
-        layout, known = cls.layout, reading.known
+        known, every = reading.known, {f.name for f in fields(cls)}  # type: ignore[arg-type]
+        parts = fields_of(cls)  # type: ignore[arg-type]
         reading.sizes.update({k: v for k, v in known.items() if len(k) == 1})
-        others = {name: known[name] for name in layout.others & known.keys()}
-        message = cls(**layout.values(reading), **others)
+        others = {k: v for k, v in known.items() if k in every - parts.keys()}
+        message = cls(**read_fields(parts, reading), **others)
         message.check(known)
         return message
 
     def _written(self) -> Writing:
-        to = Writing(dict(self.fixed), message=self)
-        self.layout.write(self, to)
-        return to
+        parts = fields_of(type(self))  # type: ignore[arg-type]
+        return write_fields(parts, self, Writing(dict(self.fixed), message=self))
+
+
+# Resuming: the run and the checkpoint that a client is told, and its reply about its own state ----
+
+GROUP = "checkpoints"  # of the page
+# Fields of requests and replies. A client that does not say how many messages it has behind it
+# cannot be told from one that has lost its state
+Saves = Annotated[bool, Flag(CHECKPOINT, "whether to save after this message", group=GROUP)]
+Token = Annotated[str, Word(RUN_TOKEN, "of the run that the checkpoint is of", group=GROUP)]
+Handled = Annotated[int | None, Whole(HANDLED, "messages of the run so far", least=0, group=GROUP)]
+NOT_SAVED_FIELD = Said(NOT_SAVED, "why the checkpoint was not written", group=GROUP)
+NotSaved = Annotated[str, NOT_SAVED_FIELD]
+
+
+class Resume(Message, down="query", frozen=True):
+    """The run and the checkpoint that a client goes on from."""
+
+    run: Annotated[str, Word(RUN_TOKEN)] = ""  # of the run: 32 hexadecimal digits
+    # whose checkpoint to load; 0 in a new run
+    server_round: Annotated[int, Whole("resume-round")] = 0
+    # If a SuperNode is asked again later, under another id, it has gone on since
+    attempt: Annotated[str, Word("resume-attempt")] = ""  # loads once an attempt and round
+
+
+# Any: what the field is read as
+def read_entry(kind: Field[T], content: RecordDict) -> T:
+    """Read one entry of a reply, whatever else it says."""
+    result: T = kind.read("", Reading(entries_of(content)))
+    return result
+
+
+def read_not_saved(content: RecordDict) -> str:
+    """Read why a client could not write the requested checkpoint; empty if it could."""
+    return read_entry(NOT_SAVED_FIELD, content)

@@ -14,8 +14,7 @@ from torch import Tensor
 from flower_graph.errors import MalformedReplyError
 from flower_graph.ops.counts import ERROR_SUMS, Counts, Errors, count, count_size
 from flower_graph.wire.arrays import IntArray
-from flower_graph.wire.codec import Reading, Writing, entries_of
-from flower_graph.wire.fields import Exact, Word
+from flower_graph.wire.codec import Exact, Reading, Word, Writing, entries_of
 from flower_graph.wire.keys import COUNTED, COUNTING, ERRORS, HISTOGRAMS, RANKS, ROLES
 
 GROUP = "metrics"  # of the page

@@ -24,7 +24,7 @@ from flwr.serverapp import Grid
 
 from flower_graph.errors import MAX_REASON, MalformedReplyError, NoClientsError, one_line, words_of
 from flower_graph.flower_compat import SUPERLINK_NODE_ID, ErrorCode, pull
-from flower_graph.wire.client_errors import HOW, Failures, Kind, kind_of, no_content
+from flower_graph.wire.client_errors import Failures, Kind, kind_of, no_content
 from flower_graph.wire.ledger import ByteLedger, too_large
 
 LOG = logging.getLogger(__name__)
@@ -123,20 +123,15 @@ class Exchange:
         """
         if min_nodes < 1:
             raise ValueError(f"min_nodes is {min_nodes}, must be at least 1")
-        deadline = _deadline(timeout)
-        wait, word = FIRST_WAIT, deadline - timeout + FIRST_WORD
-        while len(nodes := sorted(self.grid.get_node_ids())) < min_nodes:
-            now = time.monotonic()
-            if (left := deadline - now) <= 0:
-                words = f"{len(nodes)} of at least {min_nodes} nodes connected within {timeout:g} s"
-                raise NoClientsError(f"{words} (strategy.min_nodes, strategy.timeout)")
-            if now >= word:
-                came = min_nodes, len(nodes), left
-                LOG.warning("waiting for %d SuperNodes, %d connected; %.0f s left", *came)
-                word = now + NEXT_WORD
-            time.sleep(min(wait, left))
-            wait = _longer(wait)
-        return nodes
+        word = time.monotonic() + FIRST_WORD
+        for _ in _pauses(timeout):
+            if len(nodes := sorted(self.grid.get_node_ids())) >= min_nodes:
+                return nodes
+            if time.monotonic() >= word:
+                LOG.warning("waiting for %d SuperNodes, %d connected", min_nodes, len(nodes))
+                word = time.monotonic() + NEXT_WORD
+        words = f"{len(nodes)} of at least {min_nodes} nodes connected within {timeout:g} s"
+        raise NoClientsError(f"{words} (strategy.min_nodes, strategy.timeout)")
 
     def send(
         self,
@@ -181,7 +176,7 @@ class Exchange:
         ValueError
             If an argument is impossible.
         """
-        _deadline(timeout)  # refuse a bad round before anything is sent
+        _check(timeout)  # before anything is sent
         ttl, group = timeout + TTL_MARGIN, str(server_round)
         messages = [
             Message(content, node_id, message_type, ttl=ttl, group_id=group)
@@ -220,42 +215,42 @@ class Exchange:
         # Forget messages that the grid has dropped, and the oldest beyond a limit.
         messages, now = self._unanswered.items(), time.monotonic()
         self._unanswered = dict([one for one in messages if one[1][1] > now][-MAX_LATE:])
-        deadline, wait, asked = _deadline(timeout), FIRST_WAIT, {*waiting.values()}
         # Messages that answered no open request: late, duplicates, and those of other nodes
-        look, ignored = deadline - timeout + LOOK_WAIT, list[Rejected]()
-        while waiting:
+        look, asked, ignored = now + LOOK_WAIT, {*waiting.values()}, list[Rejected]()
+        for _ in _pauses(timeout):
             gone: set[int] = set()
             if time.monotonic() >= look:  # before the pull: a node that left may have answered
                 gone = {*waiting.values()} - {*self.grid.get_node_ids()}
                 look = time.monotonic() + LOOK_WAIT
             replies, lost = pull(self.grid, [*waiting, *self._unanswered])
             self.ledger.count_messages("up", replies)
+            answers = dict[str, Message]()
             for reply in replies:
-                answers, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
-                node, late = waiting.get(answers), self._unanswered.pop(answers, None)
+                answered, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
+                node, late = waiting.get(answered), self._unanswered.pop(answered, None)
                 is_superlinks = reply.has_error() and sender == SUPERLINK_NODE_ID
-                if node is not None and (sender == node or is_superlinks):
-                    del waiting[answers]
-                    self.failures.note(node, reply)
-                    yield node, reply
-                    continue
-                why = NO_ANSWER if node is None else f"reply in the name of node {node}"
-                why = why if late is None else f"late: round {late[0]}"
-                ignored.append(Rejected(sender, why))
-            for message_id, node in [*waiting.items()]:
-                if node in gone or lost.get(message_id) == node:
+                if late is not None:
+                    ignored.append(Rejected(sender, f"late: round {late[0]}"))
+                elif node is None or answered in answers:
+                    ignored.append(Rejected(sender, NO_ANSWER))
+                elif sender == node or is_superlinks:
+                    answers[answered] = reply
+                else:
+                    ignored.append(Rejected(sender, f"reply in the name of node {node}"))
+            for message_id, node in waiting.items():
+                is_lost = node in gone or lost.get(message_id) == node
+                if is_lost and message_id not in answers:
                     # The error in the place of an answer that cannot come
                     why = GONE if node in gone else LOST
                     error = Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, why)
-                    reply = Message(error, reply_to=Message(RecordDict(), node, "train"))
-                    del waiting[message_id]
-                    self.failures.note(node, reply)
-                    yield node, reply
-            left = deadline - time.monotonic()
-            if left <= 0 or not waiting:
+                    request = Message(RecordDict(), node, "train")
+                    answers[message_id] = Message(error, reply_to=request)
+            for message_id, reply in answers.items():
+                node = waiting.pop(message_id)
+                self.failures.note(node, reply)
+                yield node, reply
+            if not waiting:
                 break
-            time.sleep(min(wait, left))
-            wait = _longer(wait)
         forget_at = time.monotonic() + TTL_MARGIN
         # So that a late reply is recognised
         self._unanswered |= dict.fromkeys(waiting, (server_round, forget_at))
@@ -263,16 +258,10 @@ class Exchange:
         self.failures.check(asked)
 
     def _sent(self, messages: list[Message]) -> dict[str, int]:
-        if not messages:
-            return {}
-        accepted = list(self.grid.push_messages(messages))
-        if len(accepted) != len(messages):
-            # Ray's grid leaves out messages that it refuses, so their order says nothing; their ids
-            # do.
-            taken = set(accepted)
-            local = (message.metadata.message_id for message in messages)
-            accepted = [message_id if message_id in taken else "" for message_id in local]
-        sent = {number: one for number, one in zip(accepted, messages, strict=True) if number}
+        # Ray's grid leaves out messages that it refuses: ids alone say which
+        taken = {*self.grid.push_messages(messages)} if messages else set[str]()
+        ids = {one.metadata.message_id: one for one in messages}
+        sent = {number: one for number, one in ids.items() if number in taken}
         self.ledger.count_messages("down", sent.values())
         return {number: message.metadata.dst_node_id for number, message in sent.items()}
 
@@ -296,10 +285,8 @@ def few(entries: Iterable[Rejected]) -> list[Rejected]:
 
 
 def reasons_of(entries: Iterable[Rejected]) -> str:
-    """Return the reasons in one line, with a remedy for foreign clients."""
-    entries = list(entries)
-    are_foreign = any(entry.kind in (Kind.NO_QUERY, Kind.LEGACY) for entry in entries)
-    return "; ".join(sorted({entry.reason for entry in entries})[:3]) + HOW * are_foreign
+    """Return the first few reasons in one line."""
+    return "; ".join(sorted({entry.reason for entry in entries})[:3])
 
 
 def log_rejected(
@@ -314,12 +301,19 @@ def log_rejected(
         log.warning("round %d: %s %d (node %s): %s", server_round, what, len(nodes), named, reason)
 
 
-def _deadline(timeout: float) -> float:
+def _check(timeout: float) -> None:
     if not (timeout > 0 and math.isfinite(timeout)):
         raise ValueError(f"timeout is {timeout}, must be a positive number of seconds")
-    return time.monotonic() + timeout
 
 
-def _longer(wait: float) -> float:
-    """Double the wait up to 50 ms, then let it grow with the time that has passed, to 0.5 s."""
-    return min(wait * 2, SOON_WAIT) if wait < SOON_WAIT else min(wait * 1.1, LAST_WAIT)
+def _pauses(timeout: float) -> Iterator[None]:
+    """Let the caller look, sleep, and look again until time is up."""
+    _check(timeout)
+    deadline, wait = time.monotonic() + timeout, FIRST_WAIT
+    while True:
+        yield
+        if (left := deadline - time.monotonic()) <= 0:
+            return
+        time.sleep(min(wait, left))
+        # Doubled up to 50 ms; then it grows with the time that has passed, to 0.5 s
+        wait = min(wait * 2, SOON_WAIT) if wait < SOON_WAIT else min(wait * 1.1, LAST_WAIT)

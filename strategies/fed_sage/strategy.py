@@ -65,7 +65,7 @@ from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.strategies.fedscem.strategy import EgoFedAvg
 from flower_graph.wire import codec
 from flower_graph.wire.arrays import Answer, Config, FloatArray, IntArray, Parameters
-from flower_graph.wire.fields import Exact, Flag, Whole
+from flower_graph.wire.codec import Exact, Flag, Whole
 from flower_graph.wire.keys import CLIENTS, EPOCH, ROWS
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
 

@@ -61,7 +61,7 @@ from flower_graph.strategies.fedscem.modules import (
     largest_of,
 )
 from flower_graph.wire.arrays import Answer, Config, Parameters
-from flower_graph.wire.keys import ALIGN_STAGE, ARRAY_NAMES, HANDLED, SUM_STATE, SUMS, TOTAL
+from flower_graph.wire.keys import ALIGN_STAGE, ARRAY_NAMES, SUM_STATE, SUMS, TOTAL
 
 LOG = logging.getLogger(__name__)
 
@@ -152,7 +152,8 @@ class EgoNetworkClient(MaskingClient):
         if had_state and not handled:
             self.context.state.pop(NAME, None)  # clients without their state are aligned again
         reply = self._begin(enrolment.run_id, enrolment.alignment)
-        return reply.to_config() | {HANDLED: handled}
+        reply.handled = handled
+        return reply.to_config()
 
     def _refuse_going_back(self) -> None:
         """Refuse a checkpoint from before a sum of this run: a round's sums could be compared."""

@@ -27,16 +27,19 @@ from flower_graph.secure.sum.messages import RING, MaskRequest, SumTerms
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.wire import codec, keys
 from flower_graph.wire.arrays import FloatArray, IntArray
-from flower_graph.wire.codec import Field, Known, Message, Part, Reading, Writing
-from flower_graph.wire.counts import Counting, counts_size
-from flower_graph.wire.fields import (
+from flower_graph.wire.codec import (
     Block,
     Bytes,
     Clients,
+    Field,
     Flag,
+    Known,
+    Message,
     NotSaved,
     Numbers,
+    Part,
     Raw,
+    Reading,
     Real,
     Reasons,
     Resume,
@@ -44,7 +47,9 @@ from flower_graph.wire.fields import (
     Token,
     Whole,
     Word,
+    Writing,
 )
+from flower_graph.wire.counts import Counting, counts_size
 from flower_graph.wire.keys import TOTAL
 
 # What a client measures, as sums over clients: accuracies with the number of clients that have

@@ -90,10 +90,9 @@ from flower_graph.strategies.fedscem.messages import (
 )
 from flower_graph.strategies.fedscem.modules import EgoGCN, first_model
 from flower_graph.wire.arrays import Config, largest_size
-from flower_graph.wire.codec import entries_of
+from flower_graph.wire.codec import Resume, entries_of
 from flower_graph.wire.counts import as_counts, counts_size
 from flower_graph.wire.exchange import Replies, reasons_of
-from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import MAX_NUMBER, ROLES, RUN_TOKEN, SERVER_ROUND, SUMS, TOTAL
 from flower_graph.wire.ledger import ByteLedger, count_bytes, reply_bytes, setup_bytes
 

@@ -59,17 +59,18 @@ from flower_graph.strategies.nfedgnn.users import (
     bounded,
 )
 from flower_graph.wire.arrays import Answer, Config, FloatArray, IntArray, Parameters
-from flower_graph.wire.codec import Known, Message, Part
-from flower_graph.wire.codec import Tensor as Entries
-from flower_graph.wire.fields import (
+from flower_graph.wire.codec import (
     Block,
     Bytes,
     Clients,
     Exact,
     Flag,
     Handled,
+    Known,
+    Message,
     NotSaved,
     Numbers,
+    Part,
     Raw,
     Real,
     Resume,
@@ -78,6 +79,7 @@ from flower_graph.wire.fields import (
     Whole,
     Word,
 )
+from flower_graph.wire.codec import Tensor as Entries
 from flower_graph.wire.keys import GRADIENT_ROUND, SERVER_ROUND, SUM_STATE, USERS
 
 ROWS = "rows"  # in a checkpoint: where each user's rows of weights begin
@@ -623,7 +625,7 @@ class CommonLayerClient(UsersClient, MaskingClient):
             return SumReply(request.server_round, total.astype(np.float32)).to_numpy(size)
         if "mask-run" not in config:
             raise RefusedError("a sum of gradients is asked for without masks: nothing is sent")
-        mask, ring = MaskRequest.from_config(config), RING.from_config(config)
+        mask, ring = MaskRequest.from_config(config), Ring.from_config(config)
         if ring.word != WORD or ring.fraction_bits < LEAST_FRACTION_BITS:
             form = f"words of {ring.word} bits with {ring.fraction_bits} of a fraction"
             raise RefusedError(f"{form}: {WORD} with at least {LEAST_FRACTION_BITS} are needed")

@@ -143,10 +143,9 @@ from flower_graph.strategies.nfedgnn.config import (
 )
 from flower_graph.strategies.nfedgnn.users import UserSettings, bounded
 from flower_graph.wire.arrays import Config, FloatArray, IntArray
-from flower_graph.wire.codec import Message
+from flower_graph.wire.codec import Message, Resume
 from flower_graph.wire.counts import counted
 from flower_graph.wire.exchange import Rejected, Replies, few
-from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CONFIG, ROLES, SERVER_ROUND
 from flower_graph.wire.ledger import NUMBER, ROOM, ByteLedger, reply_bytes, setup_bytes
 

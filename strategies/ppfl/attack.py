@@ -26,7 +26,7 @@ from flower_graph.errors import ConfigError
 from flower_graph.ops.peers import cosine_similarities
 from flower_graph.strategies.ppfl.config import LOCAL, SECURE, PPFLConfig
 from flower_graph.wire import keys
-from flower_graph.wire.fields import split_rows
+from flower_graph.wire.codec import split_rows
 
 # Most pairs without an edge that are compared with pairs that have one
 PAIRS = 20_000

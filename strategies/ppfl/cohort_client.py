@@ -24,7 +24,7 @@ from flower_graph.secure.client import MaskingClient
 from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.sum.messages import RING
+from flower_graph.secure.ring import Ring
 from flower_graph.strategies.ppfl import messages
 from flower_graph.strategies.ppfl.config import PRECISIONS
 from flower_graph.strategies.ppfl.evaluation import GraphJudge
@@ -39,8 +39,8 @@ from flower_graph.strategies.ppfl.messages import (
 )
 from flower_graph.strategies.ppfl.modules import Asked, GATCohort
 from flower_graph.wire.arrays import Answer, Config, Parameters
+from flower_graph.wire.codec import Resume
 from flower_graph.wire.counts import added, counts_size
-from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CHECKPOINT, MAX_NUMBER, ROLES, RUN_TOKEN
 
 Floats = NDArray[np.float64]
@@ -374,7 +374,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
         request = PublicRequest.from_numpy(parameters, config, public=self.public)
         order = SumOrder.from_config(config, sizes=[ids.size for ids in request.nodes])
         self.keys()  # before anything is trained: without keys there is no round
-        layout, ring = self._layout(request, order, config), RING.from_config(config)
+        layout, ring = self._layout(request, order, config), Ring.from_config(config)
         with self._state.opened(follows=request.follows) as held:
             means = zip(request.clients, request.targets, strict=True)
             targets = [self._own_space(held, *one) if order.is_target else None for one in means]

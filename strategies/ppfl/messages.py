@@ -32,22 +32,27 @@ from flower_graph.secure.parties.identity import SIGNATURE_BYTES, TrustSettings
 from flower_graph.strategies.ppfl.config import CLASSIFIERS, JUDGED, PRECISIONS
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import pack_integers
-from flower_graph.wire.codec import Field, Known, Message, Reading, Tensor, Writing
-from flower_graph.wire.counts import Counted, Counting
-from flower_graph.wire.fields import (
+from flower_graph.wire.codec import (
     Block,
     Bytes,
+    Field,
     Flag,
     Handled,
+    Known,
+    Message,
     NotSaved,
     Numbers,
     Ragged,
+    Reading,
     Reasons,
     Saves,
+    Tensor,
     Token,
     Whole,
+    Writing,
     split_rows,
 )
+from flower_graph.wire.counts import Counted, Counting
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]

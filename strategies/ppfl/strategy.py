@@ -87,9 +87,9 @@ from flower_graph.strategies.ppfl.messages import (
 )
 from flower_graph.wire import keys
 from flower_graph.wire.client_errors import Kind
+from flower_graph.wire.codec import Resume
 from flower_graph.wire.counts import added, as_counts, counts_size
 from flower_graph.wire.exchange import Rejected, Replies
-from flower_graph.wire.fields import Resume
 from flower_graph.wire.ledger import reply_bytes
 
 LOG = logging.getLogger(__name__)

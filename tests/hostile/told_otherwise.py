@@ -52,10 +52,9 @@ from flower_graph.strategies.ppfl import messages as of_public
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, SecureConsensusClient
 from flower_graph.strategies.ppfl.strategy import SecureConsensus
 from flower_graph.wire.arrays import decode_array
-from flower_graph.wire.codec import Field, Part, entries_of
+from flower_graph.wire.codec import Block, Exact, Field, Flags, Part, entries_of, fields_of
 from flower_graph.wire.codec import Message as Declared
 from flower_graph.wire.exchange import Exchange
-from flower_graph.wire.fields import Block, Exact, Flags
 from flower_graph.wire.keys import CONFIG
 
 # What an entry that is left out stands for, by its type
@@ -87,7 +86,7 @@ def entries_of_requests(modules: Iterable[ModuleType]) -> dict[str, Entry]:
             if not isinstance(one, type) or not issubclass(one, Declared) or not one.down:
                 continue
             if one.__module__ == module.__name__:
-                fields = list(_fields(one.layout))
+                fields = list(_fields(fields_of(one)))
                 beside = frozenset(field.key for field in fields)
                 entries = [Entry(one, key, None) for key in one.fixed]
                 entries += [Entry(one, field.key, field, beside) for field in fields]
@@ -95,9 +94,9 @@ def entries_of_requests(modules: Iterable[ModuleType]) -> dict[str, Entry]:
     return found
 
 
-def _fields(part: Part) -> Iterator[Field]:
+def _fields(parts: Mapping[str, Field]) -> Iterator[Field]:
     """Give the fields of a part, those of parts in it, and those that fields have with them."""
-    for part_field in part.parts.values():
+    for part_field in parts.values():
         beside = [one for kind in type(part_field).__mro__ for one in vars(kind).values()]
         beside += [
             *vars(part_field).values(),
@@ -105,7 +104,7 @@ def _fields(part: Part) -> Iterator[Field]:
         ]
         yield from (one for one in beside if isinstance(one, Field) and one.key)
         if isinstance(part_field, Part):
-            yield from _fields(part_field)
+            yield from _fields(part_field.parts)
         elif part_field.key:
             yield part_field
 

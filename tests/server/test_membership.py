@@ -19,8 +19,8 @@ from flower_graph.server.membership import Admission, Membership, other_version
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.averaging import Enrolment
 from flower_graph.wire.client_errors import Kind
+from flower_graph.wire.codec import Resume
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
-from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CONFIG
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from flower_graph.client.state import CohortState
 from flower_graph.errors import CheckpointError
 from flower_graph.storage import checkpoint
-from flower_graph.wire.fields import Resume
+from flower_graph.wire.codec import Resume
 
 RUN = "0123456789abcdef" * 2
 

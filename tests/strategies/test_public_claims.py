@@ -24,7 +24,7 @@ from flower_graph.strategies.ppfl.messages import (
     fewest_parties,
 )
 from flower_graph.strategies.ppfl.strategy import PublicMembership
-from flower_graph.wire.fields import Resume
+from flower_graph.wire.codec import Resume
 from flower_graph.wire.keys import CHECKPOINT, RUN_TOKEN, SERVER_ROUND
 
 STEP = 2.0**-16

@@ -24,7 +24,7 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.common_key import CommonKey, ShareKeyRequest
 from flower_graph.secure.node_config import MALICIOUS_SERVER
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import RING, MaskRequest
+from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.storage.files import IN_PROCESS
 from flower_graph.strategies.nfedgnn.client import (
     Advance,
@@ -254,10 +254,10 @@ def test_masked_clients_refuse_what_would_show_their_sum(what: str) -> None:
         if what == "readable sum":
             advance = Advance(4, 0, 0.1, True, np.ones((FEATURES, 4), np.float32))
             sent = LatentRequest(5, users, users, advance)
-            client.fit([np.ones((FEATURES, 4), np.float32)], sent.layout.to_config(sent))
+            client.fit([np.ones((FEATURES, 4), np.float32)], sent.to_config())
         request = GradientRequest(1, users, np.ones((users.size, 4), np.float32), 0)
-        config = request.layout.to_config(request)
+        config = request.to_config()
         if what == "few bits":
             mask = MaskRequest(bytes(16), 0, 32, 64, users[:2], *NO_PARTNERS)
-            config |= mask.to_config() | RING.to_config(Ring(64, 24, 1, 64.0))
+            config |= mask.to_config() | Ring(64, 24, 1, 64.0).to_config()
         client.add_up([request.gradient], config)

@@ -60,8 +60,7 @@ from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.channel import framed, pieces, rows_of, spread
 from flower_graph.secure.parties.identity import SIGNATURE_BYTES
 from flower_graph.wire.arrays import IntArray
-from flower_graph.wire.codec import Known, Message
-from flower_graph.wire.fields import Block, Clients, Exact, Sizes, Whole
+from flower_graph.wire.codec import Block, Clients, Exact, Known, Message, Sizes, Whole
 from flower_graph.wire.keys import ALIGN_STAGE
 
 Bytes2D = NDArray[np.uint8]

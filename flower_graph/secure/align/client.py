@@ -31,8 +31,7 @@ from flower_graph.secure.parties.proofs import Claim, failing, prove, public_of
 from flower_graph.storage.checkpoint import read_state, write_state
 from flower_graph.storage.reading import reading
 from flower_graph.wire.arrays import IntArray
-from flower_graph.wire.codec import Message
-from flower_graph.wire.fields import split_rows
+from flower_graph.wire.codec import Message, split_rows
 from flower_graph.wire.keys import ALIGN_STAGE
 
 # Attributes that a client's state keeps

@@ -18,8 +18,7 @@ from flower_graph.secure.align.slots import SlotTable, find_slots, open_table
 from flower_graph.secure.channel import pieces, rows_of
 from flower_graph.storage.checkpoint import read_state, write_state
 from flower_graph.wire.arrays import IntArray
-from flower_graph.wire.codec import Message
-from flower_graph.wire.fields import Block, Clients, Sizes, split_rows
+from flower_graph.wire.codec import Block, Clients, Message, Sizes, split_rows
 from flower_graph.wire.keys import ALIGN_STAGE
 
 IDENTITIES, EPOCH = "identities", 1

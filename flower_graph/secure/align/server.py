@@ -39,7 +39,7 @@ from flower_graph.secure.node_config import LEAST_HOLDERS, MOST_BLOCK, MOST_POIN
 from flower_graph.secure.parties.identity import SIGNATURE_BYTES
 from flower_graph.secure.parties.proofs import Claim, failing
 from flower_graph.secure.parties.registry import Registry
-from flower_graph.wire.fields import split_rows
+from flower_graph.wire.codec import split_rows
 
 # One alone could try out identities, so with two or more clients there is never only one.
 FEWEST_HOLDERS = 2

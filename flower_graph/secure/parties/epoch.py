@@ -30,7 +30,7 @@ from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.sum.messages import EpochRequest, KeyReply, RevealRequest
 from flower_graph.secure.sum.partners import BROKEN, circle, order_by, plan, steps
-from flower_graph.wire.fields import RUN_BYTES, Bytes, Integers
+from flower_graph.wire.codec import RUN_BYTES, Bytes, Integers
 
 DOMAIN = b"flower-graph epoch 2"
 # So many lists of commitments a party answers in a run. Whoever shows a list, sees the graph that

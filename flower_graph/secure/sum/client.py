@@ -69,8 +69,7 @@ from flower_graph.secure.sum.messages import (
 from flower_graph.storage.checkpoint import read_state, write_state
 from flower_graph.storage.reading import reading
 from flower_graph.wire.arrays import Config
-from flower_graph.wire.codec import Message
-from flower_graph.wire.fields import Bytes, Integers
+from flower_graph.wire.codec import Bytes, Integers, Message
 
 OF_NODE = "trust", "_least"  # are not in the state that is kept
 

@@ -28,8 +28,7 @@ from flower_graph.secure.parties.identity import Identity
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.ring import Ring, RingArray
 from flower_graph.secure.shamir import SHARE_BYTES
-from flower_graph.wire.codec import Known, Message, Part
-from flower_graph.wire.fields import (
+from flower_graph.wire.codec import (
     Block,
     Bytes,
     Clients,
@@ -37,11 +36,15 @@ from flower_graph.wire.fields import (
     Flag,
     Flags,
     Integers,
+    Known,
+    Message,
+    Part,
     Raw,
     Real,
     Reasons,
     Whole,
 )
+from flower_graph.wire.keys import HANDLED
 from flower_graph.wire.ledger import ROOM
 
 PACKET_BYTES = 2 * SHARE_BYTES + TAG_BYTES
@@ -139,7 +142,7 @@ class KeyReply(SumMessage, up="sum_enroll", prefix="sum-"):
     signature: Annotated[Bytes, Block(shape=f"{SIGNATURE}")] = none(np.uint8)
     # clients, and points of each for an alignment
     declared: Annotated[Integers, Exact(shape="c 2")] = none(np.int64, 2)
-    handled: int | None = None  # messages of the run that its clients have behind them, if known
+    handled: Annotated[int | None, Whole(HANDLED, least=0)] = None  # messages of the run so far
 
     @property
     def number(self) -> int:

@@ -85,9 +85,8 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
 )
 from flower_graph.secure.sum.partners import check_shares, partners, plan
-from flower_graph.wire.codec import Message
+from flower_graph.wire.codec import RUN_BYTES, Bytes, Integers, Message
 from flower_graph.wire.exchange import Replies
-from flower_graph.wire.fields import RUN_BYTES, Bytes, Integers
 
 LOG = logging.getLogger(__name__)
 
