@@ -24,7 +24,6 @@ from benchmarks.measure import duration, say, spread, table
 from flower_graph.ops import align_pairs, consensus
 from flower_graph.rng import generator
 from flower_graph.secure.align.client import AlignmentClient
-from flower_graph.secure.align.plaintext import PlaintextAlignmentClient, PlaintextAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.node_config import MOST_BLOCK
 from flower_graph.secure.parties.identity import TrustSettings
@@ -38,11 +37,6 @@ FORMS: dict[str, Callable[[Tensor], Any]] = {"pairs": align_pairs, "consensus": 
 COUNTS = {"pairs": (10, 100, 300), "consensus": (10, 100, 1_000, 10_000)}
 QUICK_COUNTS = dict.fromkeys(FORMS, (4,))
 
-
-HALVES: dict[str, tuple[Any, Any]] = {
-    "psi": (AlignmentClient, AlignmentServer),
-    "plain": (PlaintextAlignmentClient, PlaintextAlignmentServer),
-}
 Data = Mapping[int, Sequence[object]]
 Answer = Callable[[int, dict[str, Any]], dict[str, Any] | None]
 
@@ -61,10 +55,9 @@ class Alignment:
         form: str = "psi",
         trusts: Sequence[TrustSettings] = (),
     ) -> None:
-        self.kind, server = HALVES[form]
-        self.run = (run_id,) if form == "psi" else ()
+        self.run, self.is_plain = run_id, form == "plain"
         self.data, self.nodes, self.trusts = dict(data), dict(nodes), trusts
-        self.server = server()
+        self.server = AlignmentServer(plain=self.is_plain)
         self.declared: dict[int, int] = {}
         if trusts:
             registry = trusts[0].registry
@@ -82,8 +75,11 @@ class Alignment:
 
     def host(self, node: int, state: bytes | None = None) -> Any:
         """Make a node's host, new or from its state."""
-        own = *self.run, self.own(node), *self.trusts[node : node + 1]
-        host = self.kind(*own) if state is None else self.kind.from_bytes(state, *own)
+        own = self.run, self.own(node), *self.trusts[node : node + 1]
+        if state is None:
+            host = AlignmentClient(*own, plain=self.is_plain)
+        else:
+            host = AlignmentClient.from_bytes(state, *own)
         if self.trusts:
             host.begin(SEED, self.nodes, self.declared)
         return host
@@ -108,7 +104,7 @@ class Alignment:
 
     def union(self, absent: Iterable[int] = ()) -> None:
         """Add up the tables of all clients that have tokens, but for the absent."""
-        while isinstance(self.server, AlignmentServer) and self.server.waits():
+        while self.server.waits():
             total, present = np.uint64(0), []
             for node, request in self.server.union_requests().items():
                 assert self.reply(node, request.to_config()) == {}

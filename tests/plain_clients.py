@@ -118,11 +118,10 @@ def ego_app(nodes_of: dict[int, list[int]], embedding: np.ndarray) -> ClientApp:
         # and whether the means of the round before could not be read
         measured = [0.5, 1, 0.25, 1, 0.75, 1, 2.0, 0, 0, 0]
         total = np.concatenate([sums.ravel(), held, measured])
-        seconds = {"train-seconds": 0.0, "mask-seconds": 0.0}
         return reply(
             message,
             sums={"total": total},
-            metrics={"num-examples": 1, "server-round": config["server-round"], **seconds},
+            metrics={"num-examples": 1, "server-round": config["server-round"]},
             config={"present": integers([here(context)])},
         )
 
@@ -183,9 +182,6 @@ def public_app(ids: dict[int, list[int]], vectors: dict[int, np.ndarray]) -> Cli
     @app.train()
     def train(message: Message, context: Context) -> Message:
         client, config = here(context), message.content["config"]
-        digest = hashlib.blake2b(integers(ids[client]), digest_size=8).digest()
-        if config["fingerprints"] != [int.from_bytes(digest, "big") >> 1]:
-            raise ValueError("the server means other nodes")
         means = message.content["arrays"]["public"].numpy()
         away = float(np.abs(means - vectors[client]).mean()) if config["with-targets"][0] else 0.0
         metrics = {

@@ -39,7 +39,7 @@ CONFIGS = {
 }
 UNSHOWN = (".log", ".png")  # files of Flower's engine, and pictures, which tests leave out
 # What another run has otherwise: times, and Flower's numbers of SuperNodes
-UNLIKE = ("seconds", "time", "node", "parts")
+UNLIKE = ("seconds", "time", "node")
 
 
 @pytest.fixture(scope="module")

@@ -98,17 +98,13 @@ def test_the_last_figures_of_what_some_methods_measure_have_a_place(
 def test_result_figures(tmp_path: Path) -> None:
     writer = writing(
         tmp_path / "run",
-        # The first round also aligns; the others do not name that part.
-        report(1, rejected=[{"node": 1, "reason": "late"}], parts={"train": 0.5, "align": 3.0}),
-        report(2, val_accuracy=0.8, test_accuracy=0.6, parts={"train": 0.25}),
-        report(3, val_accuracy=0.8, test_accuracy=0.9, parts={"train": 1.0}),  # the first counts
+        report(1, rejected=[{"node": 1, "reason": "late"}]),
+        report(2, val_accuracy=0.8, test_accuracy=0.6),
+        report(3, val_accuracy=0.8, test_accuracy=0.9),  # the first counts
         report(4, val_accuracy=0.7, test_accuracy=0.65, skipped="3 of 10 answered, 7 are needed"),
     )
     assert [line["skipped"] != "" for line in lines(writer.out)] == [False, False, False, True]
-    assert lines(writer.out)[0]["parts"] == {"train": 0.5, "align": 3.0}
     result = writer.finish({**FINAL, "latent-rank": np.int64(5)})
-    train = {"total": 1.75, "per-round-median": 0.375}
-    parts = {"train": train, "align": {"total": 3.0, "per-round-median": 0.0}}
     assert result["seconds"].pop("total") > 0
     expected = {
         **{"seed": 3, "rounds": 4, "clients": 10, "engine": "in-process", "latent-rank": 5},
@@ -116,7 +112,7 @@ def test_result_figures(tmp_path: Path) -> None:
         **{"best-val-accuracy": 0.8, "test-accuracy-at-best-val": 0.6, "best-round": 2},
         "bytes": {"up": {"latent": 2560}, "down": {"gradient": 1920}},
         "wire-bytes": {"up": 4000, "down": 3600},
-        "seconds": {"first-round": 0.5, "per-round-median": 1.25, "parts": parts},
+        "seconds": {"first-round": 0.5, "per-round-median": 1.25},
     }
     assert {key: result[key] for key in expected} == expected
     assert result["peak-memory-bytes"] > 2**24  # bytes, not kilobytes

@@ -57,7 +57,6 @@ class RoundReport:
     bytes: dict[str, dict[str, int]] = field(default_factory=dict)  # payload, up and down by kind
     wire_bytes: dict[str, int] = field(default_factory=dict)  # whole messages, up and down
     seconds: float = 0.0
-    parts: dict[str, float] = field(default_factory=dict)  # seconds by part of the round
     skipped: str = ""  # why nothing was aggregated; empty where something was
     structure: dict[str, float] = field(default_factory=dict)  # learnt graphs against true ones
     alignment: dict[str, float] = field(default_factory=dict)  # of embeddings: P@1, P@5, P@10

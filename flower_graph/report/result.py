@@ -59,13 +59,6 @@ def make_result(
         scores["test-confusion-at-best-val"] = best.confusion if best else None
     seconds: Tree = {"total": total, "first-round": reports[0].seconds}
     seconds["per-round-median"] = statistics.median(report.seconds for report in reports)
-    if names := dict.fromkeys(name for report in reports for name in report.parts):
-        # A part that a round does not name took no time.
-        parts = {name: [report.parts.get(name, 0.0) for report in reports] for name in names}
-        seconds["parts"] = {
-            name: {"total": sum(values), "per-round-median": statistics.median(values)}
-            for name, values in parts.items()
-        }
     return {
         "config": config,
         "seed": config.get("seed"),

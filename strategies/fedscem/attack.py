@@ -18,8 +18,15 @@ from flower_graph.audit.attacks import (
 )
 from flower_graph.audit.deviating import Deviation, of_alignment, of_sums
 from flower_graph.audit.scores import Finding, ranking
-from flower_graph.secure.align.blinded import BLIND, BlindReply, canonical, hash_to_group
-from flower_graph.secure.align.plaintext import IDENTITIES, PlainReply, plain_token
+from flower_graph.secure.align.blinded import (
+    BLIND,
+    IDENTITIES,
+    BlindReply,
+    PlainReply,
+    canonical,
+    hash_to_group,
+    plain_token,
+)
 from flower_graph.strategies.fedscem.config import FEDSCEM, FedSCemConfig
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import unpack_integers

@@ -1,15 +1,23 @@
-"""The ego-network clients of one SuperNode: FedSCem's with their secrets, and the baselines'."""
+"""The ego-network clients of one SuperNode: FedSCem's with their secrets, and the baselines'.
+
+The vector that a client adds to the sum has its parts in a row (``Layout``): embeddings by slot, a
+one for each slot that the client holds, its measurements, and, if models are shared, its weights.
+It is written as words of a ring, under two kinds of pads that the server does not know
+(``secure.align.slots``), or as plain float64. Embeddings that are too long for the ring are
+shortened. If a client's other numbers do not fit, the client is left out, never clipped.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -23,35 +31,28 @@ from flower_graph.client.state import CohortState, Tensors, check_graphs
 from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import Learner, check_sizes
 from flower_graph.engine.machine import resolve_device
-from flower_graph.errors import OutOfRangeError, RefusedError, StateLostError, UnreadableSumError
+from flower_graph.errors import (
+    MalformedReplyError,
+    OutOfRangeError,
+    RefusedError,
+    StateLostError,
+    UnreadableSumError,
+)
 from flower_graph.ops.grouped import one_thread
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot, predictions_from
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.client import AlignmentClient
-from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
 from flower_graph.secure.align.slots import SlotTable
+from flower_graph.secure.channel import framed
 from flower_graph.secure.client import MaskingClient
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.relayed import REFUSAL, checks_of
+from flower_graph.secure.relayed import CHECKS, REFUSAL, checks_of
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.messages import KeyReply, MaskRequest
+from flower_graph.secure.sum.messages import RING, KeyReply, MaskRequest, SumTerms
 from flower_graph.strategies.fedscem.config import ALIGNMENTS, EgoSettings
-from flower_graph.strategies.fedscem.messages import (
-    VERIFIED,
-    EgoEnrolment,
-    EgoReply,
-    EgoRequest,
-    Layout,
-    SumArray,
-    Sums,
-    are_counts,
-    contrast_scale,
-    round_terms,
-    union_terms,
-)
 from flower_graph.strategies.fedscem.modules import (
     FIRST,
     EgoCohort,
@@ -60,14 +61,198 @@ from flower_graph.strategies.fedscem.modules import (
     first_model,
     largest_of,
 )
-from flower_graph.wire.arrays import Answer, Config, Parameters
+from flower_graph.wire import codec, keys
+from flower_graph.wire.arrays import Answer, Config, FloatArray, IntArray, Parameters
+from flower_graph.wire.codec import (
+    Block,
+    Bytes,
+    Clients,
+    Field,
+    Flag,
+    Known,
+    Message,
+    NotSaved,
+    Numbers,
+    Part,
+    Raw,
+    Reading,
+    Reasons,
+    Resume,
+    Saves,
+    Token,
+    Whole,
+    Word,
+    Writing,
+)
+from flower_graph.wire.counts import Counting, counts_size
 from flower_graph.wire.keys import ALIGN_STAGE, ARRAY_NAMES, SUM_STATE, SUMS, TOTAL
+
+# What a client measures, as sums over clients: accuracies with the number of clients that have
+# such nodes, losses with the number of clients that have them.
+METRIC_NAMES = (
+    *("train", "has-train", "val", "has-val", "test", "has-test"),
+    *("cross-entropy", "contrast", "has-contrast"),
+)
+# Summed besides: how many clients could not read the means of the round before. They are not named,
+# since a client that notices a wrong word holds its slot.
+UNREAD = "unread"
+SUMMED_NAMES = (*METRIC_NAMES, UNREAD)
+VERIFIED = "verified"  # blinded identities under a server that may lie
+# Any: ring words, or plain numbers; the round has a ring or not
+SumArray = NDArray[Any]
+# A sum, or a part of one
+SumTensor = partial(codec.Tensor, dtype="uint32, uint64 or float64")
+
+
+@dataclass
+class Layout:
+    """Sizes of the parts of a vector, and where each part is."""
+
+    slots: int  # Slots, and numbers in an embedding
+    hidden: int
+    weights: int = 0  # Numbers in a model; 0 where models are not shared
+    classes: int = 0  # Of predictions that are counted, and what is: see ``ops.counts``
+    counting: str = ""
+    checks: int = 0  # Of the embeddings and counts, where the server may lie
+
+    def __post_init__(self) -> None:
+        sizes = self.slots * self.hidden, self.slots, len(SUMMED_NAMES), self.weights
+        predictions = counts_size(self.classes, self.counting)
+        ends = list(accumulate([*sizes, predictions, self.checks], initial=0))
+        self.length = ends[-1]
+        parts = [slice(*both) for both in pairwise(ends)]
+        # Embeddings and ones slot by slot; a model's parameters one behind the other
+        self.embeddings, self.counts, self.metrics, self.model, self.predictions, self.tags = parts
+        self.relayed = slice(0, self.counts.stop)  # what the clients get back
+
+
+class EgoEnrolment(Message, down="query"):
+    """Server to client: asks for its clients and keys, and names a checkpoint.
+
+    The answer: ``KeyReply``.
+    """
+
+    run_id: Annotated[bytes, Raw("sum-run", group="Set-up of the sum")]
+    alignment: Annotated[str, Word()]  # `psi`, `verified` or `plain`: what will follow
+    resume: Annotated[Resume, Part("checkpoints", make=Resume)] = field(default_factory=Resume)
+
+
+class Sums(NamedTuple):
+    """The server's sums of a round, for the clients."""
+
+    server_round: Annotated[int, Whole("sums-round")]  # round of `sums`; 0: there are none
+    # number of the secure sum, which the pads belong to, and how many clients are in it
+    origin: Annotated[list[int], Numbers("contributors", shape="2", whole=True)]
+    # the last round's sum of embeddings, under pads (plain: float64, without)
+    embeddings: Annotated[SumArray, SumTensor(f"{keys.SUMS}/embeddings", shape="slots·h")]
+    # how many clients are in each slot, likewise
+    counts: Annotated[SumArray, SumTensor(f"{keys.SUMS}/{keys.HOLDER_COUNTS}", shape="slots")]
+    # where the server may lie: the clients in it, each of which has a pad on its checks
+    members: Annotated[IntArray | None, Clients("sums-members", shape="q")] = None
+    # likewise: checks of embeddings and counts, words of 64 bits under these pads
+    checks: Annotated[Bytes | None, Block("sums-checks", shape=f"{CHECKS} 8")] = None
+
+
+@dataclass(frozen=True)
+class Rest(Field[Mapping[str, object]]):
+    """Entries of another message that travels with this one."""
+
+    def write(self, value: Mapping[str, object], to: Writing) -> None:
+        to.config.update(value)
+
+    def read(self, name: str, reading: Reading) -> object:
+        others = (keys.SERVER_ROUND, keys.NUM_EXAMPLES)
+        return {k: v for k, v in reading.config.items() if k not in others}
+
+
+class EgoRequest(Message, down="train"):
+    """Server to client: the last round's sums; asks for this round's vector."""
+
+    server_round: Annotated[int, Whole()]  # the round
+    clients: Annotated[IntArray, Clients(shape="p")]  # who takes part
+    variant: Annotated[str, Word()]  # `full`, `iter` or `minus`
+    # Of the round before; None before the first, and where it was skipped
+    sums: Annotated[Sums | None, Part(make=Sums, when="sums-round", absent=0)] = None
+    shares_model: Annotated[bool, Flag()] = False  # whether `model` is there
+    # the model to start from, where models are shared: the parameters of `EgoGCN` in a row
+    weights: Annotated[
+        FloatArray | None, codec.Tensor("model/weights", shape="D", when="shares_model")
+    ] = None
+    # How numbers are written, and the secure sum's part; None for plain sums
+    ring: Annotated[Ring | None, RING] = None
+    mask: Annotated[MaskRequest | None, Part("Mask", make=MaskRequest, when=keys.RING_WORD)] = None
+    is_last: Annotated[bool, Flag()] = False  # after the last round: only measure
+    checkpoint: Saves = False
+    run: Token = ""
+    counting: Counting = ""
+    # Of the alignment's last message, when slots are new
+    slots: Annotated[Mapping[str, object], Rest("")] = field(default_factory=dict)
+
+    def vector_layout(self, settings: EgoSettings, slots: int, *, checked: bool) -> Layout:
+        """Return the parts of this round's vectors; after the last round, measurements alone."""
+        hidden, about = settings.hidden, (settings.num_classes, self.counting)
+        if self.is_last:
+            return Layout(0, hidden, 0, *about)
+        weights = 0 if self.weights is None else self.weights.size
+        return Layout(slots, hidden, weights, *about, CHECKS if checked and slots else 0)
+
+
+class EgoReply(Message, up="train"):
+    """Client to server: the sum of its clients' vectors."""
+
+    server_round: Annotated[int, Whole()]  # as asked
+    # sum of the clients' vectors: embeddings by slot, ones for slots held, nine measurements,
+    # whether the last means could not be read, weights, counts if they are asked for, checks where
+    # the server may lie (`Layout`); masked ring words, or plain
+    total: Annotated[SumArray, SumTensor(f"{keys.SUMS}/{TOTAL}", shape="L", limit=None)]
+    not_saved: NotSaved = ""
+    # plain: who is in the sum
+    clients: Annotated[IntArray, Clients("present", shape="q")] = field(
+        default_factory=lambda: np.zeros(0, np.int64)
+    )
+    # plain: `number:reason` for each that is not in the sum
+    left_out: Annotated[dict[int, str], Reasons()] = field(default_factory=dict)
+    # Of the ``MaskedReply``, which the secure sum checks
+    masked: Annotated[dict[str, object], Rest("")] = field(default_factory=dict)
+
+    def check(self, known: Known) -> None:
+        """Refuse clients of a plain sum that are not among those ``asked``."""
+        if (asked := known.get("asked")) is None:
+            return
+        if not self.clients.size:
+            raise MalformedReplyError("present: there is no client")
+        if (strange := np.setdiff1d(self.clients, asked)).size:
+            raise MalformedReplyError(f"present: client {strange[0]} was not asked here")
+
+
+def union_terms(epoch: int) -> SumTerms:
+    """Return the terms of the sum of token tables; its length is the table's."""
+    # Each alignment has another key, so its tables have nothing in common with others.
+    return SumTerms(f"FedSCem union {epoch}", None)
+
+
+def round_terms(server_round: int, ring: Ring | None, order: NDArray[np.uint8] | None) -> SumTerms:
+    """Return the terms of a round's sum; server and clients put in their own order of slots."""
+    # order [s, 12]: their tokens; None where identities are not blinded
+    slots = b"" if order is None else hashlib.sha256(order.tobytes()).digest()
+    return SumTerms("FedSCem round", ring, framed(b"%d" % server_round, slots), padded=True)
+
+
+def are_counts(found: NDArray[np.float64], clients: int) -> bool:
+    """Return whether all are whole numbers that this many clients can reach."""
+    return bool(((found >= 0) & (found <= clients) & (found == np.rint(found))).all())
+
+
+def contrast_scale(tau: float) -> float:
+    """Return the divisor of the contrastive loss on the wire, which grows with ``1 / tau``."""
+    # The quotient is below ``2 + log(2 n_c)``, which fits the ring at any temperature.
+    return 1 + 1 / tau
+
 
 LOG = logging.getLogger(__name__)
 
 FUSIONS, TABLE = b"fusions", b"table of tokens"  # in the journal
 PLAIN = "plain"  # the form of alignment in which the server learns identities
-Aligner = AlignmentClient | PlaintextAlignmentClient
 NAME = "ego-alignment"  # in Context.state
 
 
@@ -166,15 +351,12 @@ class EgoNetworkClient(MaskingClient):
 
     def _begin(self, run_id: bytes, form: str) -> KeyReply:
         """Make the secrets of a run; keep the existing secrets if the SuperNode is back."""
-        aligner: Any = None
+        aligner, is_plain = None, form == PLAIN
         with suppress(StateLostError):  # the secrets of another run are of no more use
             if (host := self.keys()).run_id == run_id:
                 aligner = self._aligner(host)
-        if aligner is None or isinstance(aligner, PlaintextAlignmentClient) != (form == PLAIN):
-            if form == PLAIN:
-                aligner = PlaintextAlignmentClient(self._identities)
-            else:
-                aligner = AlignmentClient(run_id, self._identities, self.trust)
+        if aligner is None or aligner.plain != is_plain:
+            aligner = AlignmentClient(run_id, self._identities, self.trust, plain=is_plain)
             points = aligner.points if self.trust else None
             host = SumClient(run_id, self.clients, self.trust, points, least=self._fewest())
             self._keep_aligner(aligner)
@@ -235,38 +417,33 @@ class EgoNetworkClient(MaskingClient):
 
     # The alignment, with its secrets
 
-    # Any: an ``Aligner`` in the form that the run has, which the caller knows
-    def _aligner(self, host: SumClient) -> Any:
+    def _aligner(self, host: SumClient) -> AlignmentClient:
         """Return the alignment that is kept; ``StateLostError`` without it."""
-        # Any: entries of a record that ``_keep_aligner`` wrote
-        record: Any = self.context.state.config_records.get(NAME)
-        if record is None:
+        # Any: an entry of a record that ``_keep_aligner`` wrote
+        state: Any = self.context.state.config_records.get(NAME, ConfigRecord()).get("state")
+        if state is None:
             who = f"client {self.context.node_id}"
             raise StateLostError(f"{who}: its alignment of this run is not here")
         source, aligner = self._state.live.beside
-        if source != self._source(record["state"]):  # to read it takes long
-            if record["plain"]:
-                aligner = PlaintextAlignmentClient.from_bytes(record["state"], self._identities)
-            else:
-                of = host.run_id, self._identities, self.trust
-                aligner = AlignmentClient.from_bytes(record["state"], *of)
-            self._state.live.beside = self._source(record["state"]), aligner
+        if source != self._source(state):  # to read it takes long
+            of = host.run_id, self._identities, self.trust
+            aligner = AlignmentClient.from_bytes(state, *of)
+            self._state.live.beside = self._source(state), aligner
         if (epoch := host.epoch) is not None:
             aligner.begin(epoch.digest, epoch.parties.tolist(), epoch.points)
-        return aligner
+        return cast(AlignmentClient, aligner)
 
     def _source(self, state: bytes) -> tuple[object, ...]:
         """Return what an alignment is read from."""
         return state, None if self.trust is None else self.trust.registry.digest
 
-    def _keep_aligner(self, aligner: Aligner) -> None:
-        state, is_plain = aligner.to_bytes(), isinstance(aligner, PlaintextAlignmentClient)
-        self.context.state[NAME] = ConfigRecord({"plain": is_plain, "state": state})
+    def _keep_aligner(self, aligner: AlignmentClient) -> None:
+        state = aligner.to_bytes()
+        self.context.state[NAME] = ConfigRecord({"state": state})
         self._state.live.beside = self._source(state), aligner
 
-    # Any: as from ``_aligner``
     @contextmanager
-    def _aligning(self, host: SumClient) -> Iterator[Any]:
+    def _aligning(self, host: SumClient) -> Iterator[AlignmentClient]:
         """Work with the alignment; keep its changes if the block ends without an error."""
         aligner = self._aligner(host)
         self._state.live.beside = None, None
@@ -276,7 +453,6 @@ class EgoNetworkClient(MaskingClient):
     # A round
 
     def round(self, request: EgoRequest) -> EgoReply:
-        started = time.perf_counter()
         if self._hiding.masked and request.mask is None:
             raise RefusedError("no masks are asked for, and the run's config has masked sums")
         number, clients, host = request.server_round, request.clients.tolist(), self.keys()
@@ -284,7 +460,7 @@ class EgoNetworkClient(MaskingClient):
             with self._aligning(host) as aligner:
                 aligner.answer(request.slots)
         aligner = self._aligner(host)
-        order = aligner.order if isinstance(aligner, AlignmentClient) else None
+        order = None if aligner.plain else aligner.order
         last, now = (round_terms(one, request.ring, order) for one in (number - 1, number))
         if self.trust is not None:
             check_request(request, aligner)
@@ -299,7 +475,6 @@ class EgoNetworkClient(MaskingClient):
             logits, measured, is_unread = self._trained(cohort, group, request, reading)
             h = group.embed()
         not_saved = self._state.save(number - 1, request.run) if request.checkpoint else ""
-        trained_at = time.perf_counter()
         sum_round = request.mask.server_round if request.mask else number
         layout = request.vector_layout(
             self.settings, table.num_slots, checked=self.trust is not None
@@ -314,15 +489,14 @@ class EgoNetworkClient(MaskingClient):
         total, present, left_out = writing.add_up(cohort, group, h, measured, counted)
         if not present:
             raise OutOfRangeError("; ".join(f"client {c}: {w}" for c, w in left_out.items()))
-        seconds = trained_at - started, time.perf_counter() - trained_at
         if request.mask is None:
             here = np.array(present, np.int64)
-            return EgoReply(number, total, *seconds, not_saved, here, left_out)
+            return EgoReply(number, total, not_saved, here, left_out)
         state = [np.array(request.is_last), h.cpu().numpy()]
         reply = host.mask(request.mask, present, total, now, state)
         self._keep(host)
         reply.left_out.update(left_out)
-        return EgoReply(number, reply.total, *seconds, not_saved, masked=reply.to_config())
+        return EgoReply(number, reply.total, not_saved, masked=reply.to_config())
 
     def _trained(
         self, cohort: EgoCohort, group: EgoGroup, request: EgoRequest, reading: VectorEncoding

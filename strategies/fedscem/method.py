@@ -126,10 +126,7 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
     def final_figures(
         self, config: FedSCemConfig, strategy: Server, folder: RunFolder | None = None
     ) -> dict[str, object]:
-        figures: dict[str, object] = {"bytes": strategy.payload}
-        if isinstance(strategy, MaskedEmbeddingAveraging):
-            figures["setup-seconds"] = strategy.session.setup_seconds
-        return figures
+        return {"bytes": strategy.payload}
 
     def predict(
         self, config: FedSCemConfig, run: FinishedRun, graph: NewGraph, client: int | None

@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -60,7 +59,6 @@ from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.records.participation import NOT_READY, by_reason, grouped
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.align.blinded import MAX_CLIENTS
-from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.ring import Ring
@@ -71,9 +69,7 @@ from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.server.sums import SecureSum, SumMembership, as_record
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.fedscem.client import shared_by
-from flower_graph.strategies.fedscem.config import EgoSettings, StrategyConfig
-from flower_graph.strategies.fedscem.messages import (
+from flower_graph.strategies.fedscem.client import (
     SUMMED_NAMES,
     UNREAD,
     VERIFIED,
@@ -86,8 +82,10 @@ from flower_graph.strategies.fedscem.messages import (
     are_counts,
     contrast_scale,
     round_terms,
+    shared_by,
     union_terms,
 )
+from flower_graph.strategies.fedscem.config import EgoSettings, StrategyConfig
 from flower_graph.strategies.fedscem.modules import EgoGCN, first_model
 from flower_graph.wire.arrays import Config, largest_size
 from flower_graph.wire.codec import Resume, entries_of
@@ -113,7 +111,6 @@ class RoundSum:
     skipped: str = ""
     failed: dict[int, str] = field(default_factory=dict)  # errors of clients
     rejected: list[dict[str, object]] = field(default_factory=list)  # clients and SuperNodes
-    parts: dict[str, float] = field(default_factory=dict)  # seconds of the round's parts
 
 
 class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
@@ -136,7 +133,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
     -----
     A client must answer ``query`` with its keys, ``train.align`` and ``train.union`` with its part
     of the alignment, ``train`` with the vector, ``train.sum_unmask`` with shares and keys,
-    ``train.save`` and ``train.finish`` with nothing (``messages.py`` beside this file).
+    ``train.save`` and ``train.finish`` with nothing (``client.py`` beside this file).
     """
 
     session: EgoSession
@@ -204,7 +201,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         self.layout = base.vector_layout(self.settings, session.num_slots, checked=distrusted)
         if self.ring is not None:
             aligner = session.members.aligner
-            order = aligner.order if isinstance(aligner, AlignmentServer) else None
+            order = None if aligner.plain else aligner.order
             terms = round_terms(server_round, self.ring, order)
             masks = session.sums.round.mask_requests(self.layout.length, self.ring.word, terms)
             chosen = {node: mask.clients.tolist() for node, mask in masks.items()}
@@ -243,8 +240,8 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
     def learn(self, server_round: int, replies: Replies[EgoReply]) -> RoundReport | None:
         """Add up (step 7); return the report of the round before."""
         # A round's measurements come with the next round's vectors.
-        session, answers = self.session, replies.values
-        for node in answers:  # they know their slots
+        session = self.session
+        for node in replies.values:  # they know their slots
             session.members.unsent.pop(node, None)
         if self.requests:  # without requests the round is skipped
             session.must_have(server_round, replies)
@@ -272,11 +269,6 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             cross_entropy=loss,
             regulariser=contrast,
             bytes=self.payload,
-            parts={
-                "train": max((one.train_seconds for one in answers.values()), default=0.0),
-                "mask": max((one.mask_seconds for one in answers.values()), default=0.0),
-                **found.parts,
-            },
             skipped=found.skipped,
         )
         if server_round == session.members.resume.server_round + 1:
@@ -339,7 +331,6 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         found = RoundSum(sums.number)
         is_last = server_round > session.rounds
         revealed = sums.reveal(server_round, None if is_last else session.sample(server_round + 1))
-        started = time.perf_counter()
         result = sums.result()
         found.failed = {
             one.client: str(replace(one, round=server_round) if one.round == found.number else one)
@@ -348,7 +339,6 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         }
         found.rejected = [{"node": one.node_id, "reason": one.reason} for one in revealed]
         found.rejected += [{"client": client, "reason": w} for client, w in found.failed.items()]
-        found.parts["unmask"] = time.perf_counter() - started
         for entry in found.rejected:
             LOG.warning("round %d: %s", server_round, entry)
         if isinstance(result, Skipped):
@@ -527,7 +517,6 @@ class EgoSession(Session):
         )
         self.sums.number = 0  # the first is number 1, as rounds are
         self._fewest = 2 if how.aggregation == "masked" else 1
-        self.setup_seconds = 0.0
         self.num_slots = 0  # identities that two clients or more hold
         self.unaligned: dict[int, str] = {}  # clients that cannot take part: reason
         self._told = 0  # clients that the log has named already
@@ -546,7 +535,7 @@ class EgoSession(Session):
 
     def admit(self, server_round: int) -> bool:
         """Enrol and align SuperNodes that are new; return whether the slots may have changed."""
-        started, members = time.perf_counter(), self.members
+        members = self.members
         self.sums.server.renew()
         self.enrol(server_round)
         has_new, members.has_new = members.has_new, False
@@ -558,19 +547,17 @@ class EgoSession(Session):
             reasons = reasons_of(self.rejected)
             raise NoClientsError(f"no SuperNode hosts clients of this run: {reasons}")
         if members.parties is None:
-            aligner = members.aligner
-            begun = has_new or (isinstance(aligner, AlignmentServer) and aligner.is_behind)
+            begun = has_new or members.aligner.is_behind
         if begun:
             self._align(server_round)
             self.sums.give_up()  # the prepared sum does not have them
-        self.setup_seconds += time.perf_counter() - started
         return begun
 
     def _align(self, server_round: int) -> None:
         members, aligner = self.members, self.members.aligner
         self._ask_stages(server_round)
-        while isinstance(aligner, AlignmentServer) and aligner.waits(self.sums.server.out):
-            self._unite(server_round, aligner)
+        while aligner.waits(self.sums.server.out):
+            self._unite(server_round)
             self._ask_stages(server_round)  # after a failed union all are aligned again
         for entry in by_reason(grouped(dict(aligner.blamed[self._told :]))):
             LOG.warning("client %s takes no part: %s", entry["clients"], entry["reason"])
@@ -597,7 +584,8 @@ class EgoSession(Session):
                 + max(count_bytes(content) for content in contents.values()),
             )
 
-    def _unite(self, server_round: int, aligner: AlignmentServer) -> None:
+    def _unite(self, server_round: int) -> None:
+        aligner = self.members.aligner
         clients = aligner.uniting
         silent = self.sums.ready(server_round, clients)
         unions = aligner.union_requests()
@@ -642,13 +630,9 @@ class EgoMembership(SumMembership):
     def __init__(self, alignment: str, sums: SumServer, least_holders: int) -> None:
         super().__init__(sums)
         self.alignment = alignment
-        self.aligner: AlignmentServer | PlaintextAlignmentServer
         self.parties = sums if isinstance(sums, PartySums) else None
-        registry = None if self.parties is None else self.parties.registry
-        if alignment == "plain":
-            self.aligner = PlaintextAlignmentServer()
-        else:
-            self.aligner = AlignmentServer(least_holders, registry, sums.run_id)
+        registry, is_plain = sums.registry, alignment == "plain"
+        self.aligner = AlignmentServer(least_holders, registry, sums.run_id, plain=is_plain)
         if registry is not None:
             self.alignment = VERIFIED
         self.has_new = False  # whether SuperNodes have enrolled since clients were aligned
@@ -680,7 +664,6 @@ class EgoMembership(SumMembership):
         """Let the parties of a new epoch be aligned, and nobody else."""
         parties, aligner = self.parties, self.aligner
         assert parties is not None and parties.epoch is not None
-        assert isinstance(aligner, AlignmentServer)
         members = parties.epoch_clients()
         aligner.forget(set(aligner.enrolled) - {c for local in members.values() for c in local})
         for party, local in members.items():

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import torch
 from flwr.app import Context
+from numpy.typing import NDArray
+from torch import Tensor
 
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import checkpoint_settings
 from flower_graph.data.description import check_clients
 from flower_graph.data.features import ReadOptions
-from flower_graph.data.folders.client_folder import Clients, clients_path, load_overlapping_folder
+from flower_graph.data.folders.client_folder import (
+    Clients,
+    clients_path,
+    identities_in,
+    load_overlapping_folder,
+)
 from flower_graph.data.folders.party import RunFolder
 from flower_graph.data.graph import ClientGraph
 from flower_graph.data.partition.client_graphs import overlapping_graphs
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.errors import DataError
+from flower_graph.errors import DataError, OutputError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.method import GraphMethod, Partition
 from flower_graph.method.base import class_names
+from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.outputs.client import client_folders
-from flower_graph.strategies.ppfl.cohort_client import (
+from flower_graph.rng import derive_seed
+from flower_graph.strategies.ppfl.client import (
     EmbeddingClient,
     PublicNodeClient,
     SecureConsensusClient,
@@ -31,15 +44,16 @@ from flower_graph.strategies.ppfl.cohort_client import (
 from flower_graph.strategies.ppfl.config import (
     APP,
     CLASSIFIERS,
+    DEEPWALK,
     GAT,
     JUDGED,
     LOCAL,
+    SVC,
     PPFLConfig,
     require_gensim,
 )
-from flower_graph.strategies.ppfl.evaluation import GraphJudge, check_labels
-from flower_graph.strategies.ppfl.modules import GATCohort
-from flower_graph.strategies.ppfl.newcomer import EMBEDDERS, join_graph
+from flower_graph.strategies.ppfl.evaluation import GraphJudge, check_labels, untrained
+from flower_graph.strategies.ppfl.modules import DeepWalk, GATCohort, PublicGAT
 from flower_graph.strategies.ppfl.strategy import (
     LocalEmbedding,
     ProcrustesAlignment,
@@ -52,6 +66,7 @@ if TYPE_CHECKING:
     from flower_graph.data.description import NewGraph
     from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.ppfl.attack import EmbeddingAudit
+    from flower_graph.strategies.ppfl.client import EmbeddingModel
 
 # Section 4.1 (Zhang et al., 2023): 4 clients, 40 % public and 15 % private nodes.
 OVERLAP_FIGURES = ("nodes-per-client", "public-per-client", "private-per-client")
@@ -162,3 +177,193 @@ def make_member(
         build=partial(EMBEDDERS[config.model.name], graph, config, classes),
         judge=GraphJudge(graph, config, names, classes),
     )
+
+
+LOG = logging.getLogger(__name__)
+EMBEDDERS: dict[str, type[DeepWalk | PublicGAT]] = {DEEPWALK: DeepWalk, GAT: PublicGAT}
+HELD_BACK = 0.2  # share of the common nodes on which the alignment is measured
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+
+
+class PublicSpace(NamedTuple):
+    """Public nodes in a client's space, or in the common one.
+
+    Attributes
+    ----------
+    nodes : ndarray
+        ``[p]`` their ids, or names.
+    embeddings : ndarray
+        ``[p, d]`` float32: of a client's file of embeddings, or ``means-N`` of the server's
+        weights.
+    """
+
+    nodes: NDArray[np.generic]
+    embeddings: Floats
+
+    def common(self, nodes: NDArray[np.generic]) -> tuple[Integers, Integers]:
+        """Find the common nodes: their indices in ``nodes``, and here."""
+        return np.intersect1d(nodes, self.nodes, return_indices=True)[1:]
+
+    def split(
+        self, nodes: NDArray[np.generic], share: float, seed: int
+    ) -> tuple[PublicSpace, PublicSpace]:
+        """Return the nodes that a new graph has too; hold a share of them out."""
+        _, there = self.common(nodes)
+        if not there.size:
+            count = self.nodes.size
+            raise DataError(f"none of the graph's {nodes.size} nodes is among the {count} public")
+        order = np.random.default_rng(derive_seed(seed, "held-back")).permutation(there)
+        held, rest = np.split(order, [round(share * len(order))])
+        kept, out = (PublicSpace(self.nodes[one], self.embeddings[one]) for one in (rest, held))
+        return kept, out
+
+
+class Joined(NamedTuple):
+    """A new graph's embeddings in a client's space."""
+
+    embeddings: Floats  # [n, d] of all its nodes, in the space that was joined
+    rotation: Floats  # [d, d] the orthogonal map from its own space
+    common: int  # number of public nodes that were aligned
+    # P@1, 5 and 10 of the public nodes that were held back; empty with fewer than two
+    precision: Mapping[int, float]
+
+
+class Beside(NamedTuple):
+    """A new graph in the space of a client."""
+
+    joined: Joined
+    probability: Tensor  # [n, k] of the classes, by an SVC of the client's own embeddings
+    client: int  # whose space it is
+
+
+def learn_beside(
+    model: EmbeddingModel,
+    nodes: NDArray[np.generic],
+    space: PublicSpace | None,
+    rounds: Iterable[int],
+) -> None:
+    """Train a new graph's model locally: alone, or pulled to fixed public nodes.
+
+    Parameters
+    ----------
+    model : EmbeddingModel
+        Of the new graph; trained in place.
+    nodes : ndarray
+        ``[n]`` ids of its nodes.
+    space : PublicSpace or None
+        The space to which the model is pulled. From the second round on the space is rotated into
+        the model's own, and a round does both halves of an iteration (``strategy.py``). None: the
+        model learns alone.
+    rounds : iterable of int
+        The numbers of its rounds, from 1 on.
+    """
+    here, there = (np.empty(0, np.int64),) * 2 if space is None else space.common(nodes)
+    for number in rounds:
+        targets: Floats | None = None
+        if space is not None and number > 1:
+            shared, own = space.embeddings[there], model.embed()[here]
+            targets = shared @ orthogonal_procrustes(shared, own)
+        model.learn(here, targets, number)
+
+
+def join_space(
+    embeddings: Floats,
+    nodes: NDArray[np.generic],
+    space: PublicSpace,
+    held: PublicSpace | None = None,
+) -> Joined:
+    """Rotate a new graph's embeddings into an existing space, by the common public nodes.
+
+    Parameters
+    ----------
+    embeddings : ndarray
+        ``[n, d]`` float32, of all nodes of the new graph, in its own space.
+    nodes : ndarray
+        ``[n]`` ids of these.
+    space : PublicSpace
+        Public nodes in the space to join; ``ValueError`` if none is common.
+    held : PublicSpace, optional
+        Other public nodes, which measure the alignment (``PublicSpace.split``).
+
+    Returns
+    -------
+    Joined
+        The embeddings in that space, and the precision of the alignment.
+    """
+    here, there = space.common(nodes)
+    own, shared = embeddings[here], space.embeddings[there]
+    rotation = orthogonal_procrustes(own, shared)
+    precision = dict[int, float]()
+    if held is not None and held.nodes.size > 1:
+        local, other = held.common(nodes)
+        precision = alignment_precision(embeddings[local], held.embeddings[other], rotation)
+    return Joined(embeddings @ rotation, rotation, len(here), precision)
+
+
+def join_graph(run: FinishedRun, graph: NewGraph, client: int | None = None) -> Beside:
+    """Train a new graph's model locally, and align it with one of a run's clients.
+
+    The model trains with the run's settings, for as many rounds. It is pulled to the public nodes
+    that the graph shares with the client. A fifth of these nodes is held back, to measure the
+    alignment.
+
+    Parameters
+    ----------
+    run : Run
+        Of PPFL-GNN; its clients' embeddings and predictions are read.
+    graph : NewGraph
+        As ``read_new_graph`` reads it; ``n_id``, ``identity`` or ``names`` identify its nodes. A
+        GAT learns from its labels, of ``train_mask`` alone if it has one.
+    client : int, optional
+        The client whose space is joined; by default the first.
+
+    Returns
+    -------
+    Beside
+        Embeddings and classes of all its nodes.
+
+    Raises
+    ------
+    DataError, OutputError
+        If the graph has no edges, no common node or, for a GAT, no label; if the run left no
+        embeddings, or no predictions of labelled nodes.
+    """
+    every = run.embeddings()
+    client = int(every.client.min()) if client is None else client
+    placed, predictions = run.embeddings(client), run.predictions(client)
+    config, classes = run.config, run.data.num_classes
+    if not isinstance(config, PPFLConfig):
+        raise OutputError(f"app: {config.app} has no spaces to lie in; the run's must be {APP}")
+    n = len(graph.x)
+    numbers, words = identities_in({"names": graph.names, **graph.values}, n)
+    nodes, named = (
+        (numbers.numpy(), placed.number) if words is None else (np.array(words), placed.node)
+    )
+    number, edges = int(every.client.max()) + 1, graph.needed_edges()
+    new = ClientGraph.bare(number, graph.x, graph.y, edges, numbers)
+    new = replace(new, train_mask=graph.trains)
+    check_clients([new])
+    whole = PublicSpace(named[placed.public], placed.embeddings[placed.public])
+    space, out = whole.split(nodes, HELD_BACK, config.seed)
+    model = EMBEDDERS[config.model.name](new, config, classes)
+    learn_beside(model, nodes, space, range(1, config.rounds + 1))
+    joined = join_space(model.embed(), nodes, space, out)
+    near = ", ".join(f"P@{k} {share:.3f}" for k, share in joined.precision.items())
+    aligned = client, joined.common, out.nodes.size, near or "nothing measured"
+    LOG.info("beside client %d by %d public nodes; of %d others: %s", *aligned)
+    # Nodes that the client learnt from lie nearer to their classes than others do.
+    fold = np.array(-1) if predictions.fold is None else predictions.fold
+    found = predictions.rows((predictions.label >= 0) & (fold >= 0))
+    if not found.label.size:
+        raise OutputError("no judged node of the client has a label, from which classes are learnt")
+    from sklearn.calibration import CalibratedClassifierCV
+
+    order = np.argsort(placed.node)
+    rows = order[np.searchsorted(placed.node, found.node, sorter=order)]
+    svc = CalibratedClassifierCV(untrained(SVC), ensemble=False, cv=config.judge.folds)
+    svc.fit(placed.embeddings[rows].astype(np.float64), found.label)
+    probability = torch.zeros(n, classes)
+    shares = svc.predict_proba(joined.embeddings.astype(np.float64))
+    probability[:, torch.from_numpy(svc.classes_)] = torch.from_numpy(shares).float()
+    return Beside(joined, probability, client)

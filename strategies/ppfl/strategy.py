@@ -32,7 +32,7 @@ The plain form repeats steps 3 and 5 until ``R`` stands still. Here each iterati
 and starts from the last ``R``. The server never asks for a second sum of the same embeddings: with
 as many sums as clients it could compute each client's part. The first ``R`` is random points. Their
 mean is too blurred to learn from: clients rotate to it, and ``X'_i`` begins with iteration 3. Nodes
-with too few holders are in no sum; a client keeps its own rows of them. ``messages.py`` says what
+with too few holders are in no sum; a client keeps its own rows of them. ``client.py`` says what
 SuperNodes sign if the server is not trusted.
 
 Steps 2 and 3 are ``PublicNodeClient``'s. Its model is any ``EmbeddingModel``: something that embeds
@@ -68,7 +68,27 @@ from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.server.sums import SecureSum
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.ppfl import messages
+from flower_graph.strategies.ppfl.client import (
+    MEANS,
+    MEASURED,
+    NOT_TOLD,
+    RING_SIZE,
+    UNSIGNED,
+    Claims,
+    EmbeddingEnrolment,
+    FloatArray,
+    Held,
+    IntArray,
+    PublicReply,
+    PublicRequest,
+    SumOrder,
+    claim_parts,
+    common_nodes,
+    digests_of,
+    fewest_holders,
+    fewest_parties,
+    find_slots,
+)
 from flower_graph.strategies.ppfl.config import (
     CONSENSUS,
     FORMS,
@@ -77,13 +97,6 @@ from flower_graph.strategies.ppfl.config import (
     PRECISIONS,
     SECURE,
     StrategyConfig,
-)
-from flower_graph.strategies.ppfl.messages import (
-    EmbeddingEnrolment,
-    FloatArray,
-    IntArray,
-    PublicReply,
-    PublicRequest,
 )
 from flower_graph.wire import keys
 from flower_graph.wire.client_errors import Kind
@@ -144,9 +157,9 @@ class PublicMembership(Membership):
             party = next(hosts, None)
             if party is None or answer.signature is None:
                 return "its claim of nodes is not signed, or no party may host all its clients"
-            parts = messages.claim_parts(self.run_id(), answer.held)
+            parts = claim_parts(self.run_id(), answer.held)
             if not registry.verify(party, answer.signature.tobytes(), *parts):
-                return f"party {party}: {messages.UNSIGNED}"
+                return f"party {party}: {UNSIGNED}"
             self.claims[party] = answer
         for client, nodes in answer.held.items():
             # Its embeddings and means are in the order of these nodes.
@@ -411,8 +424,8 @@ class CommonMean:
         """Set the nodes of the next sum; a node that stays keeps its mean."""
         if not self.made:
             self.padded = np.zeros((self.nodes.size + 1, dimension), np.float32)
-        self.padded = self.padded[np.append(messages.find_slots(nodes, self.nodes), -1)]
-        self.slots = {client: messages.find_slots(own, nodes) for client, own in ids.items()}
+        self.padded = self.padded[np.append(find_slots(nodes, self.nodes), -1)]
+        self.slots = {client: find_slots(own, nodes) for client, own in ids.items()}
         self.nodes = nodes
 
     def of(self, client: int) -> FloatArray | None:
@@ -464,7 +477,7 @@ class SecureConsensus(ProcrustesAlignment):
     def sums(self) -> SecureSum:
         return SecureSum(
             self.session.exchange,
-            **messages.RING_SIZE,
+            **RING_SIZE,
             server=self._parties or SumServer(dropout=self.dropout),
             timeout=self.session.timeout,
             min_nodes=self.session.min_nodes,
@@ -477,16 +490,16 @@ class SecureConsensus(ProcrustesAlignment):
         nodes, claims = self._nodes(self.sums.prepare(server_round, there))
         everyone = (client for local in there.values() for client in local)
         mean.choose(nodes, {client: known.ids[client] for client in everyone}, known.dimension)
-        order = messages.SumOrder([], self.session.seed, mean.made >= LEARNT_FROM)
-        told, shown, measured = messages.NOT_TOLD, {}, 0
+        order = SumOrder([], self.session.seed, mean.made >= LEARNT_FROM)
+        told, shown, measured = NOT_TOLD, {}, 0
         if claims is not None:
-            claims.means = messages.digests_of(mean.rows) if mean.made else claims.means
+            claims.means = digests_of(mean.rows) if mean.made else claims.means
             told, shown = (nodes, claims.means), claims.to_config()
-            measured = 2 * len(messages.MEASURED)
+            measured = 2 * len(MEASURED)
         self._parts = mean.rows.size, measured, counts_size(*self.counted)
         requests = {n: self.request(server_round, local, local) for n, local in there.items()}
         layout = order.meaning(*told, next(iter(requests.values())))
-        entries = self.sums.requests(sum(self._parts), messages.MEANS, layout)
+        entries = self.sums.requests(sum(self._parts), MEANS, layout)
         slots = {n: [mean.slots[client] for client in local] for n, local in there.items()}
         self.entries = {
             n: entries[n] | replace(order, slots=slots[n]).to_config() | shown
@@ -498,18 +511,18 @@ class SecureConsensus(ProcrustesAlignment):
     def target(self, client: int) -> FloatArray | None:
         return self.mean.of(client)
 
-    def _nodes(self, ready: Sequence[int]) -> tuple[IntArray, messages.Claims | None]:
+    def _nodes(self, ready: Sequence[int]) -> tuple[IntArray, Claims | None]:
         """Choose the nodes of the next sum, for untrusting clients with the claims of all."""
         known, claims, least = self.clients, None, self.settings.least_holders
         if self._parties is None:
-            held: list[messages.Held] = [{client: known.ids[client]} for client in ready]
-            fewest = messages.fewest_holders(len(held), self.dropout, least)
+            held: list[Held] = [{client: known.ids[client]} for client in ready]
+            fewest = fewest_holders(len(held), self.dropout, least)
         else:
             members = [party for party in sorted(self._parties.members) if party in known.claims]
-            claims = messages.Claims.of([known.claims[party] for party in members])
+            claims = Claims.of([known.claims[party] for party in members])
             held = [known.claims[party].held for party in members]
-            fewest = max(least, messages.fewest_parties(len(held)))
-        nodes = messages.common_nodes(held, fewest) if held else self.mean.nodes
+            fewest = max(least, fewest_parties(len(held)))
+        nodes = common_nodes(held, fewest) if held else self.mean.nodes
         if len(held) > 1 and not nodes.size:
             why = "a sum could be one client's embedding; lower dropout, or align in the clear"
             raise ValueError(f"no public node has {fewest} holders among {len(held)}: {why}")
@@ -544,10 +557,10 @@ class SecureConsensus(ProcrustesAlignment):
             rows, hidden, counts = np.split(summed.values, np.cumsum(self._parts)[:2])
             self.mean.take(rows, self.contributors)
             if counts.size:  # a node is one step of the sum's numbers
-                steps = counts * 2.0 ** Ring.fit(2, **messages.RING_SIZE).fraction_bits
+                steps = counts * 2.0 ** Ring.fit(2, **RING_SIZE).fraction_bits
                 self.counts = as_counts(np.rint(steps).astype(np.int64), *self.counted)
             if self._parties is not None:
-                each = zip(messages.MEASURED, *hidden.reshape(2, -1).tolist(), strict=True)
+                each = zip(MEASURED, *hidden.reshape(2, -1).tolist(), strict=True)
                 figures = {name: one / of for name, one, of in each if of >= 1}
             precision = {name: figures[name] for name in PRECISIONS if name in figures}
         blamed = self.sums.server.take_blamed()

@@ -32,7 +32,7 @@ from flower_graph.strategies.fedgls.config import StructureSettings
 from flower_graph.strategies.fedgls.modules import first_model
 from flower_graph.strategies.fedscem.modules import EgoSettings
 from flower_graph.strategies.fedscem.modules import first_model as first_of
-from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment
+from flower_graph.strategies.ppfl.client import EmbeddingEnrolment
 from flower_graph.wire.arrays import decode_array, read_array
 from flower_graph.wire.averaging import Trained
 from flower_graph.wire.exchange import MAX_NAMED, Rejected, few, log_rejected, require_content

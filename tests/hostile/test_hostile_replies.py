@@ -40,7 +40,7 @@ from flower_graph.method.registry import known_apps, method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.server.membership import Admission
-from flower_graph.strategies.fedscem.messages import SUMMED_NAMES
+from flower_graph.strategies.fedscem.client import SUMMED_NAMES
 
 
 def fit_for_a_log(line: str) -> bool:

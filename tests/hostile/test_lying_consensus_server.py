@@ -8,7 +8,7 @@ from flwr.app import Array, Message
 from graph_helpers import Outcome
 from public_helpers import make_distrusting, run_secure, start, still_member, toy_members
 
-from flower_graph.strategies.ppfl.messages import IntArray
+from flower_graph.strategies.ppfl.client import IntArray
 from flower_graph.strategies.ppfl.strategy import CommonMean, SecureConsensus
 from flower_graph.wire.keys import CONFIG, PUBLIC
 

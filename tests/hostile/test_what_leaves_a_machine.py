@@ -39,7 +39,7 @@ from flower_graph.secure.client import SUM_STATE
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
-from flower_graph.strategies.ppfl.cohort_client import SecureConsensusClient
+from flower_graph.strategies.ppfl.client import SecureConsensusClient
 from flower_graph.strategies.ppfl.strategy import SecureConsensus
 from flower_graph.wire.client_errors import AT_HOME
 

@@ -46,10 +46,10 @@ from flower_graph.secure.sum.messages import RING
 from flower_graph.secure.sum.server import PartySums, SumResult, SumRound
 from flower_graph.server.sums import SecureSum
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem import messages as of_egos
+from flower_graph.strategies.fedscem import client as of_egos
 from flower_graph.strategies.fedscem.client import Hiding, VectorEncoding
-from flower_graph.strategies.ppfl import messages as of_public
-from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, SecureConsensusClient
+from flower_graph.strategies.ppfl import client as of_public
+from flower_graph.strategies.ppfl.client import EmbeddingClient, SecureConsensusClient
 from flower_graph.strategies.ppfl.strategy import SecureConsensus
 from flower_graph.wire.arrays import decode_array
 from flower_graph.wire.codec import Block, Exact, Field, Flags, Part, entries_of, fields_of

@@ -12,7 +12,7 @@ from public_helpers import make_grid, still_member
 from flower_graph.apps.run import client_app
 from flower_graph.method.registry import method_of
 from flower_graph.ops import orthogonal_procrustes
-from flower_graph.strategies.ppfl.cohort_client import first_points
+from flower_graph.strategies.ppfl.client import first_points
 from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment, SecureConsensus
 
 Exchanged = dict[int, tuple[RecordDict, RecordDict]]  # by node: what it was sent, what it answered

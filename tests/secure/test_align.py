@@ -59,7 +59,7 @@ def test_in_the_clear_a_supernode_gets_the_tokens_of_its_own_identities_alone() 
 def test_who_is_silent_is_named_and_left_out_and_may_come_back(form: str) -> None:
     alignment = Alignment(DATA | {9: [9, 1]}, [[0, 9], [5, 2]], form=form)
     alignment.align(lambda node, config: alignment.reply(node, config) if node != 2 else None)
-    why = "did not blind its identities" if form == "psi" else "did not answer the alignment"
+    why = "did not answer the alignment"
     assert alignment.server.blamed == [(5, why), (2, why)]
     assert alignment.agree([0, 9])
     alignment.align()
@@ -95,11 +95,10 @@ def test_a_host_refuses_what_it_cannot_answer(form: str) -> None:
         alignment.reply(1, request | {"align-clients": b"\7" + bytes(7)})
     alignment.server.take(1, alignment.reply(1, request))
     alignment.align()
-    if form == "psi":
-        with pytest.raises(StateLostError, match="other identities"):
-            AlignmentClient.from_bytes(alignment.hosts[1].to_bytes(), RUN, {0: [1, 2, 3]})
+    with pytest.raises(StateLostError, match="other identities"):
+        AlignmentClient.from_bytes(alignment.hosts[1].to_bytes(), RUN, {0: [1, 2, 3]})
     with pytest.raises(ValueError, match=r"client 4.*0"):
-        alignment.kind(*alignment.run, {1: [1], 4: [2, 2]})
+        AlignmentClient(RUN, {1: [1], 4: [2, 2]})
 
 
 # Blinded identities

@@ -22,7 +22,7 @@ from flower_graph.config import rules
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config
 from flower_graph.strategies.ppfl.config import DeepWalkConfig, ModelConfig, PPFLConfig
-from flower_graph.strategies.ppfl.deepwalk import (
+from flower_graph.strategies.ppfl.modules import (
     DeepWalk,
     negative_sampling_loss,
     neighbour_lists,

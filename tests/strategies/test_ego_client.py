@@ -14,8 +14,12 @@ from flwr.app import Context, RecordDict
 
 from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import StateLostError
-from flower_graph.strategies.fedscem.client import EgoNetworkClient
-from flower_graph.strategies.fedscem.messages import EgoEnrolment, EgoReply, EgoRequest
+from flower_graph.strategies.fedscem.client import (
+    EgoEnrolment,
+    EgoNetworkClient,
+    EgoReply,
+    EgoRequest,
+)
 from flower_graph.strategies.fedscem.modules import first_model
 
 RUN, OTHER_RUN = b"0123456789abcdef", b"fedcba9876543210"

@@ -13,8 +13,7 @@ from flower_graph.errors import RefusedError
 from flower_graph.secure.parties.identity import TrustSettings, new_identity
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.ring import Ring
-from flower_graph.strategies.fedscem.client import check_request
-from flower_graph.strategies.fedscem.messages import EgoRequest
+from flower_graph.strategies.fedscem.client import EgoRequest, check_request
 
 DEAL = [[0, 1, 2], [3, 4], [5], [6, 7, 8], [9, 10], [11]]
 

@@ -7,7 +7,7 @@ import pytest
 from ego_helpers import HIDDEN, SETTINGS
 
 from flower_graph.secure.ring import Ring
-from flower_graph.strategies.fedscem.messages import Layout, contrast_scale
+from flower_graph.strategies.fedscem.client import Layout, contrast_scale
 from flower_graph.strategies.fedscem.strategy import (
     MaskedEmbeddingAveraging,
     RoundSum,

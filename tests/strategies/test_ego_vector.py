@@ -17,13 +17,15 @@ from flower_graph.errors import RefusedError
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.slots import SlotTable, open_table
 from flower_graph.secure.ring import Ring
-from flower_graph.strategies.fedscem.client import VectorEncoding, add_noise, measure
-from flower_graph.strategies.fedscem.messages import (
+from flower_graph.strategies.fedscem.client import (
     METRIC_NAMES,
     SUMMED_NAMES,
     Layout,
     Sums,
+    VectorEncoding,
+    add_noise,
     contrast_scale,
+    measure,
 )
 from flower_graph.strategies.fedscem.modules import EgoCohort, EgoGroup
 

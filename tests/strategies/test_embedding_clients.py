@@ -11,16 +11,14 @@ from flwr.app import Context, RecordDict
 from public_helpers import ToyModel, still, still_member, toy_members
 from torch import Tensor
 
-from flower_graph.strategies.ppfl.cohort_client import (
+from flower_graph.strategies.ppfl.client import (
     EmbeddingClient,
-    PublicNodeClient,
-    disagreement,
-    public_rows,
-)
-from flower_graph.strategies.ppfl.messages import (
     FloatArray,
+    PublicNodeClient,
     PublicReply,
     PublicRequest,
+    disagreement,
+    public_rows,
 )
 
 

@@ -11,7 +11,7 @@ from flower_graph.data.description import NewGraph
 from flower_graph.errors import DataError, OutputError
 from flower_graph.method.load import load_config
 from flower_graph.outputs.files import Embeddings, Predictions
-from flower_graph.strategies.ppfl.newcomer import (
+from flower_graph.strategies.ppfl.method import (
     Floats,
     Integers,
     PublicSpace,

@@ -11,8 +11,7 @@ from public_helpers import make_grid, run, silent, still_member, toy_members
 from scipy.linalg import orthogonal_procrustes as reference
 
 from flower_graph.flower_compat import ClientAppCallable
-from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient
-from flower_graph.strategies.ppfl.messages import UNUSABLE
+from flower_graph.strategies.ppfl.client import UNUSABLE, EmbeddingClient
 from flower_graph.strategies.ppfl.strategy import (
     LocalEmbedding,
     ProcrustesAlignment,

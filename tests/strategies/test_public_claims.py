@@ -15,10 +15,11 @@ from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.errors import RefusedError
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.strategies.ppfl.cohort_client import ROUNDS, SecureConsensusClient
-from flower_graph.strategies.ppfl.messages import (
+from flower_graph.strategies.ppfl.client import (
+    ROUNDS,
     Claims,
     EmbeddingEnrolment,
+    SecureConsensusClient,
     claim_parts,
     common_nodes,
     fewest_parties,

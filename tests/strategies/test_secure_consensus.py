@@ -18,8 +18,8 @@ from public_helpers import run_secure as run
 
 from flower_graph.flower_compat import ClientAppCallable, Mod
 from flower_graph.secure.ring import Ring
-from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, first_points, rotate
-from flower_graph.strategies.ppfl.messages import (
+from flower_graph.strategies.ppfl.client import (
+    EmbeddingClient,
     FloatArray,
     IntArray,
     PublicReply,
@@ -27,6 +27,8 @@ from flower_graph.strategies.ppfl.messages import (
     SumOrder,
     common_nodes,
     fewest_holders,
+    first_points,
+    rotate,
 )
 from flower_graph.strategies.ppfl.strategy import CommonMean, SecureConsensus
 

@@ -30,6 +30,9 @@ SuperNodes with a registered key (``parties/identity.py``).
 A server that names any party absent has ``KEY_HOLDERS + MOST_SKIPPED`` parties to find
 ``KEY_HOLDERS`` accomplices among: of a tenth that collude, once in 120 runs.
 
+*In the clear*, clients send a hash of each identity, which the server can try out. There are no
+key-holders, no union to sum, and no slot keys: the server sees the sums of the slots.
+
 One sum of vectors gives the union of many sets, with multiplicities. Every client writes its tokens
 into a table, an invertible Bloom lookup table; the secure sum adds up the tables; the total alone
 gives the tokens of all clients, each with the number of clients that have it, and no information on
@@ -67,6 +70,8 @@ Bytes2D = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 
 BLIND, EVALUATE, UNION, PUBLISH = "blind", "evaluate", "union", "publish"
+IDENTITIES = "identities"  # the one stage of the alignment in the clear
+PLAIN_EPOCH = 1
 POINT, TOKEN = 32, 12  # bytes
 PROOF = 3 * POINT  # bytes: two commitments and the response
 # One key-holder alone could try out identities; by so many more parties the draw may be skipped
@@ -169,6 +174,20 @@ class UnionRequest(Message, down="train.union", fixed={ALIGN_STAGE: UNION}, pref
     proofs: Annotated[Bytes2D | None, Block(shape=f"h c {PROOF}")] = None  # of each
 
 
+class PlainRequest(Message, down="train.align", fixed={ALIGN_STAGE: IDENTITIES}):
+    """Server to client, in the clear: the identities of these clients."""
+
+    clients: Annotated[IntArray, replace(CLIENTS, may_be_none=False)]
+
+
+class PlainReply(Message, up="train.align"):
+    """Client to server, in the clear: the hashes of each client's identities, its tokens."""
+
+    clients: Annotated[IntArray, replace(CLIENTS, may_be_none=False)]
+    sizes: Annotated[IntArray, replace(SIZES, says="rows of each client in what follows")]
+    tokens: Annotated[Bytes2D, Block("align-tokens", shape=f"n {TOKEN}")]
+
+
 class PublishedTokens(Message, down="train", fixed={ALIGN_STAGE: PUBLISH}):
     """Server to client: the tokens that at least two clients hold, in the order of the slots."""
 
@@ -207,6 +226,11 @@ def canonical(identities: Iterable[object], owner: str) -> list[bytes]:
         places = f"numbers {texts.index(texts[second])} and {second}"
         raise ValueError(f"{owner} has identities twice: {places}")
     return texts
+
+
+def plain_token(identity: bytes) -> bytes:
+    """Return the token of an identity in the clear, written as ``i:5`` or ``s:abc``."""
+    return hashlib.sha256(identity).digest()[:TOKEN]
 
 
 def scalar(secret: bytes, purpose: bytes, number: int) -> bytes:

@@ -13,11 +13,10 @@ not how many a client has.
 
 import hashlib
 import os
-from abc import ABC
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -30,12 +29,13 @@ from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.proofs import Claim, failing, prove, public_of
 from flower_graph.storage.checkpoint import read_state, write_state
 from flower_graph.storage.reading import reading
-from flower_graph.wire.arrays import IntArray
+from flower_graph.wire.arrays import Config, IntArray
 from flower_graph.wire.codec import Message, split_rows
 from flower_graph.wire.keys import ALIGN_STAGE
 
 # Attributes that a client's state keeps
 KEPT = (
+    "plain",
     "_secrets",
     "_epoch",
     "_dealt",
@@ -48,29 +48,7 @@ KEPT = (
 )
 
 
-class AnyAlignmentClient(ABC):
-    """The interface of the clients' halves of all forms: they answer messages of several stages."""
-
-    # What is answered, and by which method
-    stages: ClassVar[tuple[tuple[type[Message], str], ...]]
-    _sizes_known: Mapping[str, int] = {}  # sizes in requests, by their letters
-    _identities: Mapping[int, Any]  # in the form's own words
-
-    def answer(self, config: Mapping[str, object]) -> dict[str, object]:
-        for kind, method in self.stages:
-            if kind.fixed[ALIGN_STAGE] == config.get(ALIGN_STAGE):
-                reply = getattr(self, method)(kind.from_config(config, **self._sizes_known))
-                return reply.to_config() if isinstance(reply, Message) else {}
-        stage = brief(config.get(ALIGN_STAGE))
-        raise RefusedError(f"{ALIGN_STAGE} {stage} is unknown to this alignment")
-
-    def _known(self, clients: IntArray) -> None:
-        strange = [client for client in clients.tolist() if client not in self._identities]
-        if strange:
-            raise RefusedError(f"asked for clients {brief(strange)} that are not hosted here")
-
-
-class AlignmentClient(AnyAlignmentClient):
+class AlignmentClient:
     """Aligns the identities of the clients that one SuperNode hosts.
 
     Parameters
@@ -82,24 +60,22 @@ class AlignmentClient(AnyAlignmentClient):
     trust : TrustSettings, optional
         The party's key, the registry, the most points of a client that it evaluates, its journal,
         if the server is not trusted: then every answer of others is checked.
+    plain : bool
+        Whether identities are aligned in the clear.
     """
 
     # After *union* the caller adds ``sketch`` to the secure sum; after *publish* there are
     # ``slots``.
-    stages: ClassVar[tuple[tuple[type[Message], str], ...]] = (
-        (ids.BlindRequest, "blind"),
-        (ids.EvaluateRequest, "evaluate"),
-        (ids.UnionRequest, "finish"),
-        (ids.PublishedTokens, "publish"),
-    )
 
     def __init__(
         self,
         run_id: bytes,
         identities: Mapping[int, Iterable[object]],
         trust: TrustSettings | None = None,
+        *,
+        plain: bool = False,
     ) -> None:
-        self._run_id, self._trust = run_id, trust
+        self._run_id, self._trust, self.plain = run_id, trust, plain
         # The server adds the answers up, unless they are proved
         self._sizes_known = {"h": 1} if trust is None else {}
         self._draw: list[int] = []  # parties in the order in which they are to hold keys
@@ -134,6 +110,35 @@ class AlignmentClient(AnyAlignmentClient):
         # Which identities have a name, and their names: token and key
         self._named, self._names = np.zeros(n, bool), np.zeros((n, ids.NAME), np.uint8)
         self.order = np.zeros((0, ids.TOKEN), np.uint8)
+
+    def answer(self, config: Mapping[str, object]) -> Config:
+        """Answer a message of any stage."""
+        stages: dict[object, tuple[type[Message], Callable[[Any], object]]] = {
+            ids.PUBLISH: (ids.PublishedTokens, self.publish)
+        }
+        if self.plain:
+            stages[ids.IDENTITIES] = ids.PlainRequest, self.show
+        else:
+            stages[ids.BLIND] = ids.BlindRequest, self.blind
+            stages[ids.EVALUATE] = ids.EvaluateRequest, self.evaluate
+            stages[ids.UNION] = ids.UnionRequest, self.finish
+        stage = config.get(ALIGN_STAGE)
+        if stage not in stages:
+            raise RefusedError(f"{ALIGN_STAGE} {brief(stage)} is unknown to this alignment")
+        kind, method = stages[stage]
+        reply = method(kind.from_config(config, **self._sizes_known))
+        return reply.to_config() if isinstance(reply, Message) else {}
+
+    def show(self, request: ids.PlainRequest) -> ids.PlainReply:
+        """Give the clients' tokens, hashes of their identities in the clear."""
+        self._known(request.clients)
+        self._enter(ids.PLAIN_EPOCH)
+        tokens = rows_of(map(ids.plain_token, self._distinct), -1, ids.TOKEN)
+        self._names[:, : ids.TOKEN], self._named[:] = tokens, True
+        self._answered = dict.fromkeys(self._identities)
+        numbers = [self._numbers[client] for client in request.clients.tolist()]
+        sizes = np.array([own.size for own in numbers], np.int64)
+        return ids.PlainReply(request.clients, sizes, tokens[np.concatenate(numbers)])
 
     @property
     def points(self) -> dict[int, int]:
@@ -306,7 +311,8 @@ class AlignmentClient(AnyAlignmentClient):
     def publish(self, message: ids.PublishedTokens) -> SlotTable:
         if message.epoch != self._epoch:
             raise StateLostError(f"slots of alignment {message.epoch}, here is {self._epoch}")
-        if not np.array_equal(message.tokens[: len(self.order)], self.order):
+        is_same = np.array_equal(message.tokens[: len(self.order)], self.order)
+        if not (is_same or self.plain):
             raise RefusedError("the published tokens change the order of existing slots")
         self.order, self._table = message.tokens, None
         return self.slots
@@ -316,7 +322,8 @@ class AlignmentClient(AnyAlignmentClient):
         """The clients' published slots; clients without tokens have none."""
         if self._table is None:
             names = {client: self._names[self._numbers[client]] for client in self.finished}
-            group_key = self._names[0, ids.TOKEN :].tobytes() if names else b""
+            has_key = names and not self.plain
+            group_key = self._names[0, ids.TOKEN :].tobytes() if has_key else b""
             self._table = slot_table(self.order, names, group_key)
         return self._table
 
@@ -333,13 +340,18 @@ class AlignmentClient(AnyAlignmentClient):
         trust: TrustSettings | None = None,
     ) -> Self:
         """Read the output of ``to_bytes``; ``StateLostError`` if it is of other identities."""
-        host = cls(run_id, identities, trust)
         with reading("the alignment's state", StateLostError):
             kept = read_state(data)
+            host = cls(run_id, identities, trust, plain=kept["plain"])
             if list(kept["_secrets"]) != list(host._identities) or kept["digest"] != host._digest():
                 raise StateLostError("the alignment's state is of another run or other identities")
             vars(host).update({name: kept[name] for name in KEPT})
         return host
+
+    def _known(self, clients: IntArray) -> None:
+        strange = [client for client in clients.tolist() if client not in self._identities]
+        if strange:
+            raise RefusedError(f"asked for clients {brief(strange)} that are not hosted here")
 
     def _enter(self, epoch: int) -> None:
         if epoch < self._epoch:

@@ -21,12 +21,11 @@ is lost too, and all start again under the next *epoch*.
 """
 
 import secrets
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, zip_longest
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,50 +55,7 @@ PENDING, BLINDED, EVALUATED, UNITED = range(4)
 NO_PART = "took no part in the union of tokens"
 UNREADABLE = "was in no union of tokens that could be read"
 
-Request = TypeVar("Request")
-
-
-class AnyAlignmentServer(ABC, Generic[Request]):
-    """Common parts of all forms' servers: each client's SuperNode, and the open requests."""
-
-    def __init__(self) -> None:
-        self.blamed: list[tuple[int, str]] = []  # client and reason
-        self._node: dict[int, int] = {}  # of every client
-        self._asked: dict[int, Request] = {}
-
-    def move(self, old: int, node: int) -> None:
-        self._node = {client: node if at == old else at for client, at in self._node.items()}
-
-    def requests(self) -> dict[int, Request]:
-        """Return the messages of the next stage; none when all answers are there."""
-        # What was asked before and is not answered by now counts as lost.
-        unanswered, self._asked = self._asked, {}
-        self._drop(unanswered)
-        self._asked = self._next_stage()
-        return dict(self._asked)
-
-    def take(self, node: int, config: Mapping[str, object]) -> None:
-        """Take the reply to a request; ``MalformedReplyError`` if it cannot be used."""
-        request = self._asked.get(node)
-        if request is None:
-            raise MalformedReplyError("it was not asked, or has answered already")
-        self._take(request, config)
-        del self._asked[node]
-
-    def _by_node(self, clients: Iterable[int]) -> dict[int, list[int]]:
-        nodes: dict[int, list[int]] = {}
-        for client in clients:
-            nodes.setdefault(self._node[client], []).append(client)
-        return nodes
-
-    @abstractmethod
-    def _drop(self, unanswered: Mapping[int, Request]) -> None: ...
-
-    @abstractmethod
-    def _next_stage(self) -> dict[int, Request]: ...
-
-    @abstractmethod
-    def _take(self, request: Request, config: Mapping[str, object]) -> None: ...
+Request = ids.PlainRequest | ids.BlindRequest | ids.EvaluateRequest
 
 
 @dataclass
@@ -114,7 +70,7 @@ class Block:
     claims: dict[int, tuple[Claim, bytes]] = field(default_factory=dict)
 
 
-class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]):
+class AlignmentServer:
     """Leads all clients to one order of the identities that at least two of them hold.
 
     Parameters
@@ -126,6 +82,8 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         server forwards key-holders' answers with their proofs, and adds nothing up.
     run_id : bytes
         The run that is signed and proved.
+    plain : bool
+        Whether identities are aligned in the clear; then two clients hold one with a slot.
     """
 
     def __init__(
@@ -133,8 +91,13 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         least_holders: int = LEAST_HOLDERS,
         registry: Registry | None = None,
         run_id: bytes = b"",
+        *,
+        plain: bool = False,
     ) -> None:
-        super().__init__()
+        self.plain = plain
+        self.blamed: list[tuple[int, str]] = []  # client and reason
+        self._node: dict[int, int] = {}  # of every client
+        self._asked: dict[int, Request] = {}
         self._least_holders, self._registry, self._run_id = least_holders, registry, run_id
         self._draw: list[int] = []  # parties in the order in which they are to hold keys
         self._party: dict[int, int] = {}  # of every client
@@ -157,8 +120,32 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         self._failed, self._dropped, self._draw = 0, set(), ids.drawn(seed, clients)
         self._party = {client: party for party, local in clients.items() for client in local}
 
+    def move(self, old: int, node: int) -> None:
+        self._node = {client: node if at == old else at for client, at in self._node.items()}
+
+    def requests(self) -> dict[int, Request]:
+        """Return the messages of the next stage; none when all answers are there."""
+        # What was asked before and is not answered by now counts as lost.
+        unanswered, self._asked = self._asked, {}
+        self._drop(unanswered)
+        self._asked = dict(self._next_stage())
+        return dict(self._asked)
+
+    def take(self, node: int, config: Mapping[str, object]) -> None:
+        """Take the reply to a request; ``MalformedReplyError`` if it cannot be used."""
+        request = self._asked.get(node)
+        if request is None:
+            raise MalformedReplyError("it was not asked, or has answered already")
+        self._take(request, config)
+        del self._asked[node]
+
+    def _by_node(self, clients: Iterable[int]) -> dict[int, list[int]]:
+        nodes: dict[int, list[int]] = {}
+        for client in clients:
+            nodes.setdefault(self._node[client], []).append(client)
+        return nodes
+
     def _at(self, *stages: int) -> list[int]:
-        """Return the clients at some stages."""
         return [client for client, block in self._blocks.items() if block.stage in stages]
 
     @property
@@ -275,8 +262,20 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
                 raise error
 
     def publications(self) -> dict[int, ids.PublishedTokens]:
-        message = ids.PublishedTokens(self.epoch, self.order)
-        return dict.fromkeys(self._by_node(self._at(UNITED)), message)
+        by_node = self._by_node(self._at(UNITED))
+        if not self.plain:
+            return dict.fromkeys(by_node, ids.PublishedTokens(self.epoch, self.order))
+        # A client counts once for a token, however often it sends it
+        each = [np.unique(block.points, axis=0) for block in self._blocks.values()]
+        every = np.concatenate([np.zeros((0, ids.TOKEN), np.uint8), *each])
+        tokens, counts = np.unique(every, axis=0, return_counts=True)
+        shared, result = tokens[counts >= LEAST_HOLDERS], dict[int, ids.PublishedTokens]()
+        for node, clients in by_node.items():
+            own = {token for client in clients for token in pieces(self._blocks[client].points)}
+            is_own = np.array([token in own for token in pieces(shared)], bool)
+            # Zeros in the place of others' tokens, whose identities a client could try out
+            result[node] = ids.PublishedTokens(ids.PLAIN_EPOCH, shared * is_own[:, None])
+        return result
 
     @property
     def aligned(self) -> list[int]:
@@ -294,13 +293,13 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         self._blocks.pop(client, None)
         self.blamed.append((client, reason))
 
-    def _drop(self, unanswered: Mapping[int, ids.BlindRequest | ids.EvaluateRequest]) -> None:
+    def _drop(self, unanswered: Mapping[int, Request]) -> None:
         lost: list[int] = []
         for node, request in unanswered.items():
-            if isinstance(request, ids.BlindRequest):
+            if not isinstance(request, ids.EvaluateRequest):
                 for client in request.clients.tolist():
                     if client in self._blocks and self._blocks[client].stage == PENDING:
-                        self._leave_out(client, "did not blind its identities")
+                        self._leave_out(client, "did not answer the alignment")
             else:
                 # Nor is there hope for another key-holder on the same machine.
                 self._dropped |= {client for client, at in self._node.items() if at == node}
@@ -310,12 +309,12 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         if lost:
             self._lose_holders(lost, "did not answer as key-holder")
 
-    def _next_stage(self) -> dict[int, ids.BlindRequest | ids.EvaluateRequest]:
+    def _next_stage(self) -> Mapping[int, Request]:
         if pending := self._at(PENDING):
-            return {
-                node: ids.BlindRequest(self.epoch, np.array(clients, np.int64))
-                for node, clients in self._by_node(pending).items()
-            }
+            each = {n: np.array(local, np.int64) for n, local in self._by_node(pending).items()}
+            if self.plain:
+                return {node: ids.PlainRequest(clients) for node, clients in each.items()}
+            return {node: ids.BlindRequest(self.epoch, clients) for node, clients in each.items()}
         if not (clients := self._at_a_time()):
             return {}
         if not self._holders:
@@ -336,9 +335,13 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
             for node, holders in self._by_node(waiting).items()
         }
 
-    def _take(
-        self, request: ids.BlindRequest | ids.EvaluateRequest, config: Mapping[str, object]
-    ) -> None:
+    def _take(self, request: Request, config: Mapping[str, object]) -> None:
+        if isinstance(request, ids.PlainRequest):
+            plain = ids.PlainReply.from_config(config, clients=request.clients)
+            each = split_rows(plain.tokens, plain.sizes)
+            for client, tokens in zip(plain.clients.tolist(), each, strict=True):
+                self._blocks[client] = Block(UNITED, tokens)
+            return
         if isinstance(request, ids.BlindRequest):
             expected = {"epoch": request.epoch, "clients": request.clients}
             blind = ids.BlindReply.from_config(config, **expected)

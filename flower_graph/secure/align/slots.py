@@ -115,8 +115,8 @@ def slot_table(order: Bytes2D, names: Mapping[int, Bytes2D], group_key: bytes) -
     """Look up the slots of a SuperNode's clients by the names of their identities."""
     # order [s, 12], names [n_c, 44]: tokens and keys
     by_client = find_slots(order, {client: rows[:, :TOKEN] for client, rows in names.items()})
-    if not by_client:
-        return open_table(len(order), {}, group_key)
+    if not by_client or not group_key:
+        return open_table(len(order), by_client, group_key)
     held, first = np.unique(np.concatenate(list(by_client.values())), return_index=True)
     first, held = first[held >= 0], held[held >= 0]
     keys = np.concatenate(list(names.values()))[first, TOKEN:]

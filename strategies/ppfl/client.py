@@ -1,47 +1,363 @@
-"""The PPFL-GNN clients of one SuperNode, kept from message to message."""
+"""The PPFL-GNN clients of one SuperNode: embeddings of public nodes up, their aligned means down.
 
+A SuperNode speaks for one or more clients; their rows are concatenated. Ids are sent once, at
+enrolment.
+
+*If the server is not trusted*, SuperNodes agree on the order of the summed nodes without it. The
+order decides which rows are added: a server that gives each client other positions can read every
+row from the sum, without a lie about masks. So each SuperNode signs which nodes its clients hold.
+All SuperNodes get all claims and compute the same nodes in the same order: the nodes with so many
+holders that any sum has two honest ones. The masks depend on the order and on everything else that
+decides what a client sends: the round, and the means to which embeddings are rotated. If clients
+were told different things, their sum cannot be read.
+"""
+
+from __future__ import annotations
+
+import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import struct
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Context
+from flwr.app import ConfigRecord, Context, RecordDict
 from numpy.typing import NDArray
 from torch.nn.functional import cosine_similarity
 
 from flower_graph.client.state import CohortState, Tensors, forms_of
-from flower_graph.errors import RefusedError, StateLostError, brief
+from flower_graph.errors import MalformedReplyError, RefusedError, StateLostError, brief
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Embeddings, Predictions, SavedModels, Snapshot
 from flower_graph.rng import derive_seed
+from flower_graph.secure.channel import framed, rows_of
 from flower_graph.secure.client import MaskingClient
 from flower_graph.secure.node_config import LEAST_HOLDERS
-from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.identity import SIGNATURE_BYTES, TrustSettings
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.ring import Ring
-from flower_graph.strategies.ppfl import messages
-from flower_graph.strategies.ppfl.config import PRECISIONS
+from flower_graph.strategies.ppfl.config import CLASSIFIERS, JUDGED, PRECISIONS
 from flower_graph.strategies.ppfl.evaluation import GraphJudge
-from flower_graph.strategies.ppfl.messages import (
-    MEASURED,
-    EmbeddingEnrolment,
-    FloatArray,
-    IntArray,
-    PublicReply,
-    PublicRequest,
-    SumOrder,
-)
 from flower_graph.strategies.ppfl.modules import Asked, GATCohort
-from flower_graph.wire.arrays import Answer, Config, Parameters
-from flower_graph.wire.codec import Resume
-from flower_graph.wire.counts import added, counts_size
+from flower_graph.wire import keys
+from flower_graph.wire.arrays import Answer, Config, Parameters, pack_integers
+from flower_graph.wire.codec import (
+    Block,
+    Bytes,
+    Field,
+    Flag,
+    Handled,
+    Known,
+    Message,
+    NotSaved,
+    Numbers,
+    Ragged,
+    Reading,
+    Reasons,
+    Resume,
+    Saves,
+    Tensor,
+    Token,
+    Whole,
+    Writing,
+    split_rows,
+)
+from flower_graph.wire.counts import Counted, Counting, added, counts_size
 from flower_graph.wire.keys import CHECKPOINT, MAX_NUMBER, ROLES, RUN_TOKEN
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float32]
+Held = Mapping[int, IntArray]  # of each client of a SuperNode, the ids of its public nodes
+
+UNUSABLE = "its embeddings are not finite, or too large"
+MAX_DIMENSION = 1 << 16
+MOST_CLIENTS = 4096  # of one SuperNode: each is checked, even invented ones
+ABSENT = -1  # slot of a node that is not in a sum
+UNSIGNED = "its claim of public nodes is not signed with its key"
+DIGEST = hashlib.sha256().digest_size
+NOT_TOLD = np.zeros(0, np.int64), np.zeros((0, DIGEST), np.uint8)  # nodes, means: a client knows
+MEANS = "PPFL-GNN means"  # the purpose of the sums
+# Measurements are summed too: they follow the rows of a vector, then a 1 for each that exists.
+MEASURED = ("loss", "disagreement", *keys.ROLES, *PRECISIONS)
+# What judges measure, by role and by classifier, and how near a secure client is to the mean
+SHARES = (*keys.ROLES, *(f"{one}-{role}" for one in CLASSIFIERS for role in JUDGED), *PRECISIONS)
+# Largest size of a number in an embedding, and the step to which it is rounded
+RING_SIZE: dict[str, Any] = {"limit": 32.0, "resolution": 2.0**-16}
+# Shares of the SuperNodes that may be missing from a sum, and that may collude with the server: the
+# same at all, since all must choose the same nodes.
+MISSING, COLLUDING = 3, 1  # tenths
+
+
+def held_nodes(prefix: str = "") -> Ragged:
+    """Declare the ids of clients' public nodes, one list after the other."""
+    counts = Numbers(f"{prefix}{keys.ROWS}", "public nodes of each", whole=True)
+    return Ragged(f"{prefix}nodes", "their ids", shape="sum of rows", pointer=counts)
+
+
+class EmbeddingEnrolment(Message, up="query"):
+    """Client to server: its clients, and their public nodes."""
+
+    # at most 4096
+    clients: Annotated[list[int], Numbers(keys.CLIENTS, whole=True, most=MOST_CLIENTS)]
+    nodes: Annotated[list[IntArray], held_nodes()]  # of each client [p]
+    dimension: Annotated[int, Whole(least=1, most=MAX_DIMENSION)]  # numbers of an embedding
+    handled: Handled = None
+    # of clients and ids (Ed25519)
+    signature: Annotated[Bytes | None, Block("claim-signature", shape="64")] = None
+
+    @property
+    def held(self) -> Held:
+        return dict(zip(self.clients, self.nodes, strict=True))
+
+    def check(self, known: Known) -> None:
+        if not self.clients or len(self.held) != len(self.clients) or min(self.clients) < 0:
+            why = "not different numbers >= 0"
+            raise MalformedReplyError(f"{keys.CLIENTS}: {brief(self.clients)}: {why}")
+        for client, ids in self.held.items():
+            if not 1 <= np.unique(ids).size == ids.size:
+                raise MalformedReplyError(f"client {client}: {ids.size} nodes, not all different")
+
+
+@dataclass(frozen=True)
+class Rows(Tensor):
+    """Rows of all clients, concatenated, and an entry that marks the clients that have rows."""
+
+    shape: str = "n d"
+    marks: ClassVar = Numbers(
+        keys.WITH_TARGETS, "1 for each client whose rows count, else 0", whole=True
+    )
+    type = "float32 `[rows, d]`"
+
+    # Any: each client's rows, or None
+    def write(self, value: Any, to: Writing) -> None:
+        """Write the rows; zeros for a client without, so that the answer has the same shape."""
+        # Flower's ``LocalDpMod`` works on the difference of the two.
+        self.marks.write([int(part is not None) for part in value], to)
+        asked: PublicRequest = getattr(to.message, "request", to.message)
+        if asked.wants_embeddings:
+            zeros = [np.zeros((ids.size, asked.dimension), np.float32) for ids in asked.nodes]
+            parts = zip(value, zeros, strict=True)
+            to.arrays[self.key] = np.concatenate([z if x is None else x for x, z in parts])
+
+    def read(self, name: str, reading: Reading) -> object:
+        request, marks = reading.known.get("request"), self.marks.read(name, reading)
+        if request is None:
+            clients, public = reading.values["clients"], reading.known["public"]
+            if strange := set(clients) - public.keys():
+                raise ValueError(f"clients {brief(sorted(strange))} are not hosted here")
+            reading.values["nodes"] = [public[client] for client in clients]
+        asked: Known = reading.values if request is None else vars(request)
+        sizes = [ids.size for ids in asked["nodes"]]
+        if not asked["wants_embeddings"]:
+            return [None] * len(sizes)
+        reading.sizes["n"] = sum(sizes)
+        rows: Any = super().read(name, reading)
+        if request is None:
+            reading.values["dimension"] = rows.shape[1]
+        parts = split_rows(rows.astype(np.float32), sizes)
+        return [part if mark else None for part, mark in zip(parts, marks, strict=True)]
+
+
+class PublicRequest(Message, down="train"):
+    """Server to client: the aligned means of the last round."""
+
+    server_round: Annotated[int, Whole(keys.SERVER_ROUND)]  # the round
+    # The clients that are asked, all at one SuperNode
+    clients: Annotated[list[int], Numbers(keys.CLIENTS, whole=True)]  # who is asked
+    nodes: list[IntArray]  # ids of each client's public nodes, which both sides know
+    # means of public nodes; in the secure form the common mean
+    targets: Annotated[list[FloatArray | None], Rows("arrays/public")]
+    dimension: int = 0  # numbers of an embedding
+    is_last: Annotated[bool, Flag(keys.IS_LAST)] = False  # whether no round follows
+    # false where clients train alone; then no array travels
+    wants_embeddings: Annotated[bool, Flag()] = True
+    # whether these clients had earlier rounds: their state
+    follows: Annotated[bool, Flag()] = False
+    saves: Saves = False
+    run: Token = ""  # if they are to save
+    counting: Counting = ""
+
+
+@dataclass(frozen=True)
+class Judged(Field[Mapping[str, Sequence[float]]]):
+    """Shares that a client's judge returns, by name, each a number for every client."""
+
+    is_number = True
+    type = "list of float"
+
+    def write(self, value: Mapping[str, Sequence[float]], to: Writing) -> None:
+        to.config |= {keys.MEASURED + name: numbers for name, numbers in value.items()}
+
+    def read(self, name: str, reading: Reading) -> dict[str, list[float]]:
+        judged = {}
+        for what in SHARES:
+            if (key := keys.MEASURED + what) in reading.config:
+                judged[what] = Numbers(key).read(name, reading)
+                if wrong := [v for v in judged[what] if not (math.isnan(v) or 0 <= v <= 1)]:
+                    raise MalformedReplyError(f"{key}: {wrong[0]:g}; 0 to 1, or NaN, is possible")
+        return judged
+
+
+class PublicReply(Message, up="train"):
+    """Client to server: embeddings of public nodes, and what the clients measured."""
+
+    request: PublicRequest  # that it answers; the server knows it
+    # embeddings, in the same order. Not in the secure form
+    embeddings: Annotated[list[FloatArray | None], Rows("arrays/public")]
+    # Its model's own loss
+    loss: Annotated[list[float], Numbers(keys.LOSS)]  # of each client
+    # of each: mean of 1 − cos of embeddings and means; NaN without
+    disagreement: Annotated[list[float], Numbers()]
+    # `judged-val`, `judged-test`, …, of each client or NaN
+    judged: Annotated[dict[str, list[float]], Judged(f"{keys.MEASURED}*")] = field(
+        default_factory=dict
+    )
+    # `number:reason` for each that is not to be used
+    left_out: Annotated[dict[int, str], Reasons(keys.LEFT_OUT)] = field(default_factory=dict)
+    not_saved: NotSaved = ""
+    counts: Counted = None
+
+    @property
+    def examples(self) -> int:
+        return max(1, sum(part.size for part in self.request.nodes))
+
+    @classmethod
+    def answering(
+        cls, request: PublicRequest, content: RecordDict, classes: int = 0
+    ) -> PublicReply:
+        asked = {"request": request, "classes": classes, "counting": request.counting}
+        return cls.read(content, c=len(request.clients), d=request.dimension, **asked)
+
+    def check(self, known: Known) -> None:
+        for name, most in ((keys.LOSS, keys.MAX_NUMBER), ("disagreement", 2.001)):
+            if wrong := [v for v in getattr(self, name) if math.isfinite(v) and abs(v) > most]:
+                raise MalformedReplyError(f"{name}: {wrong[0]:g}; at most {most:g} is possible")
+        asked = self.request.clients  # a SuperNode speaks for these alone
+        self.left_out = {client: why for client, why in self.left_out.items() if client in asked}
+
+
+class SumOrder(Message, down="train"):
+    """Server to client, with a ``PublicRequest`` whose targets are rows of the common mean."""
+
+    # place of each public node in the sum; −1: it is not in it
+    slots: Annotated[list[NDArray[np.int64]], Ragged(shape="rows")]
+    seed: Annotated[int, Whole(keys.SEED)]  # of the points that all turn to first
+    # whether the common mean may be learnt from; else only turned to
+    is_target: Annotated[bool, Flag()]
+
+    def meaning(self, nodes: IntArray, means: Bytes, request: PublicRequest) -> bytes:
+        """Hash the meaning of a vector's numbers, for the masks: nodes and means."""
+        numbers = request.dimension, request.server_round, self.seed
+        packed = struct.pack("<qqQ?", *numbers, self.is_target)
+        return hashlib.sha256(framed(packed, pack_integers(nodes), means.tobytes())).digest()
+
+
+# The nodes of a sum -------------------------------------------------------------------------------
+
+
+def fewest_parties(parties: int) -> int:
+    """Return the least number of SuperNodes that hold a summed node."""
+    return 2 + MISSING * parties // 10 + COLLUDING * parties // 10
+
+
+def fewest_holders(clients: int, dropout: float, least: int = LEAST_HOLDERS) -> int:
+    """Return how many clients must hold a summed node, if the server is trusted."""
+    # At most the share ``dropout`` of the clients may be missing from a sum that is opened, so two
+    # are then always in the sum of every node: no row is one client's alone.
+    return max(least, 2 + math.floor(dropout * clients))
+
+
+def common_nodes(held: Iterable[Held], fewest: int) -> IntArray:
+    """Choose the nodes that enough holders have, by ascending id; a holder counts once."""
+    each = [np.unique(np.concatenate(list(one.values()))) for one in held]
+    nodes, counts = np.unique(np.concatenate([np.zeros(0, np.int64), *each]), return_counts=True)
+    return nodes[counts >= fewest]
+
+
+def find_slots(nodes: IntArray, common: IntArray) -> IntArray:
+    """Find nodes ``[p]`` among the ascending common ones; ``ABSENT`` for others."""
+    at = np.searchsorted(common, nodes)
+    return np.where(np.isin(nodes, common), at, ABSENT)
+
+
+def digests_of(rows: FloatArray) -> Bytes:
+    """Hash each row of the common mean, ``[u, 32]``: clients compare all, and see their own."""
+    digests = [hashlib.sha256(row.tobytes()).digest() for row in rows.astype("<f4")]
+    return rows_of(digests, -1, DIGEST)
+
+
+def claim_parts(run_id: int, held: Held) -> list[bytes]:
+    """Return what a SuperNode signs: the run, its clients in ascending order, their nodes."""
+    clients = np.array(sorted(held), np.int64)
+    nodes = [pack_integers(held[client]) for client in clients.tolist()]
+    return [b"public-nodes", struct.pack("<Q", run_id), pack_integers(clients), *nodes]
+
+
+class Claims(Message, down="train"):
+    """Server to client, with a ``SumOrder``: what all SuperNodes of the sums have signed."""
+
+    clients: Annotated[list[int], Numbers("claim-clients", whole=True)]  # of all these SuperNodes
+    nodes: Annotated[list[IntArray], held_nodes("claim-")]
+    # of each SuperNode
+    signatures: Annotated[Bytes, Block("claim-signatures", shape=f"a {SIGNATURE_BYTES}")]
+    # SHA-256 of each row of the common mean; missing if there is none yet
+    means: Annotated[Bytes, Block("claim-means", shape=f"u {DIGEST}")] = field(
+        default_factory=lambda: NOT_TOLD[1]
+    )
+
+    @classmethod
+    def of(cls, answers: Iterable[EmbeddingEnrolment]) -> Claims:
+        every = {client: nodes for one in answers for client, nodes in one.held.items()}
+        signed = [one.signature.tobytes() for one in answers if one.signature is not None]
+        return cls(list(every), list(every.values()), rows_of(signed, -1, SIGNATURE_BYTES))
+
+    def check_mean(self, mean: FloatArray | None, slots: IntArray) -> None:
+        """Refuse means for a client, ``[p, d]``, that differ from the means shown to all."""
+        if mean is None and not self.means.size:
+            return
+        here = slots >= 0
+        if mean is None or slots.max() >= len(self.means) or mean[~here].any():
+            raise RefusedError("the server has means for some clients and not for others")
+        if not np.array_equal(digests_of(mean[here]), self.means[slots[here]]):
+            raise RefusedError("the means that the server sends are not those that it shows to all")
+
+    def agreed(
+        self,
+        trust: TrustSettings,
+        run_id: int,
+        parties: Collection[int],
+        own: Held,
+        least: int = LEAST_HOLDERS,
+    ) -> IntArray:
+        """Compute the nodes of these parties' sum; refuse claims that would hide less."""
+        count, every = len(parties), dict(zip(self.clients, self.nodes, strict=True))
+        missing, colluding = count - trust.minimum, int(trust.corrupt * count)
+        if missing > MISSING * count // 10 or colluding > COLLUDING * count // 10:
+            raise RefusedError(
+                f"trust-minimum: {trust.minimum} of {count}, trust-corrupt: {trust.corrupt:g}: two "
+                f"honest holders are sure up to {MISSING} tenths missing, {COLLUDING} colluding"
+            )
+        if len(self.signatures) != count:
+            raise RefusedError(f"claims of {len(self.signatures)} parties, sums of {count}")
+        held, registry = dict[int, Held](), trust.registry
+        for party, signature in zip(sorted(parties), self.signatures, strict=True):
+            granted = registry.parties[party]
+            held[party] = {c: nodes for c, nodes in every.items() if granted.may_host([c])}
+            parts = claim_parts(run_id, held[party])
+            if not registry.verify(party, signature.tobytes(), *parts):
+                raise RefusedError(f"party {party}: {UNSIGNED}")
+        if sum(map(len, held.values())) != len(self.clients):
+            raise RefusedError("claim-clients: one is there twice, or of no party of the sums")
+        if claim_parts(run_id, held[trust.identity.party]) != claim_parts(run_id, own):
+            raise RefusedError("what the server shows as this SuperNode's claim is not its claim")
+        return common_nodes(held.values(), max(least, fewest_parties(count)))
+
 
 Floats = NDArray[np.float64]
 # Evaluates the embeddings of all of a client's nodes, given the round and whether it is the last
@@ -163,7 +479,7 @@ class SingleModels:
 Models = SingleModels | GATCohort
 
 
-class Held(NamedTuple):
+class LearntState(NamedTuple):
     """What a SuperNode keeps from message to message."""
 
     models: Models
@@ -208,7 +524,7 @@ class PublicNodeClient(NumPyClient):
         self.outputs = outputs or ClientOutputs(context)
         self._make = models or partial(SingleModels, members)
         places = "public-node-client", numbers, checkpoint_dir
-        self._state = CohortState[Held](context, *places, self._made)
+        self._state = CohortState[LearntState](context, *places, self._made)
 
     def get_properties(self, config: Config) -> Config:
         if config.get(CHECKPOINT, False):
@@ -247,7 +563,7 @@ class PublicNodeClient(NumPyClient):
         return Snapshot(joined, models.saved(), Embeddings.join(placed))
 
     def trained(
-        self, held: Held, request: PublicRequest, targets: Sequence[FloatArray | None]
+        self, held: LearntState, request: PublicRequest, targets: Sequence[FloatArray | None]
     ) -> PublicReply:
         """Train towards the means of public nodes; embed, and measure (steps 2 and 3)."""
         members = [self.members[client] for client in request.clients]
@@ -271,7 +587,7 @@ class PublicNodeClient(NumPyClient):
             reply.disagreement.append(disagreement(shared, means))
             reply.embeddings.append(shared if is_usable else None)
             if not is_usable:
-                reply.left_out[member.number], judge = messages.UNUSABLE, None
+                reply.left_out[member.number], judge = UNUSABLE, None
             when = request.server_round, request.is_last
             judged.append({} if judge is None else judge(rows, *when))
             counts += [judge.counts] if isinstance(judge, GraphJudge) else []
@@ -287,13 +603,13 @@ class PublicNodeClient(NumPyClient):
         )
         return reply
 
-    def _made(self, tensors: Tensors | None) -> tuple[Held, Tensors]:
+    def _made(self, tensors: Tensors | None) -> tuple[LearntState, Tensors]:
         own, turns = dict(tensors or {}), Tensors()
         for number, member in self.members.items() if self.turns else ():
             none = torch.full((member.dimension,) * 2, math.nan, dtype=torch.float64)
             turns[turn_of(number)] = own.pop(turn_of(number), none)
         models = self._make(None if tensors is None else own)
-        return Held(models, turns), models.tensors | turns
+        return LearntState(models, turns), models.tensors | turns
 
 
 def turn_of(client: int) -> str:
@@ -348,9 +664,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
     def enrolment(self) -> EmbeddingEnrolment:
         here = super().enrolment()
         if self.trust is not None:
-            signed = self.trust.identity.sign(
-                *messages.claim_parts(self.context.run_id, self.public)
-            )
+            signed = self.trust.identity.sign(*claim_parts(self.context.run_id, self.public))
             here.signature = np.frombuffer(signed, np.uint8)
         return here
 
@@ -394,7 +708,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             }
             # The same embeddings with another rotation are the same state.
             state = [one for one in reply.embeddings if one is not None]
-            masked, entries = self.masked(config, vectors, messages.MEANS, layout, state)
+            masked, entries = self.masked(config, vectors, MEANS, layout, state)
             for client, turn in turns.items():
                 held.turns[turn_of(client)].copy_(torch.from_numpy(turn))
         if self.trust is not None and masked.left_out:
@@ -407,14 +721,14 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
     def _layout(self, request: PublicRequest, order: SumOrder, config: Config) -> bytes:
         """Return the meaning of a vector's numbers; an untrusting SuperNode checks it first."""
         if self.trust is None:
-            return order.meaning(*messages.NOT_TOLD, request)
-        claims, epoch = messages.Claims.from_config(config), self.keys().epoch
+            return order.meaning(*NOT_TOLD, request)
+        claims, epoch = Claims.from_config(config), self.keys().epoch
         if epoch is None:
             raise StateLostError("no epoch has begun under this version of the registry")
         run, parties = self.context.run_id, epoch.parties.tolist()
         nodes = claims.agreed(self.trust, run, parties, self.public, self._least)
         for ids, slots, mean in zip(request.nodes, order.slots, request.targets, strict=True):
-            if not np.array_equal(slots, messages.find_slots(ids, nodes)):
+            if not np.array_equal(slots, find_slots(ids, nodes)):
                 raise RefusedError("the server orders public nodes otherwise than their holders")
             claims.check_mean(mean, slots)
         judges = [member.judge for member in self.members.values()]
@@ -434,7 +748,9 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
         record = self.context.state.config_records.get(RUN, ConfigRecord())
         return str(record.get(RUN, ""))
 
-    def _own_space(self, held: Held, client: int, mean: FloatArray | None) -> FloatArray | None:
+    def _own_space(
+        self, held: LearntState, client: int, mean: FloatArray | None
+    ) -> FloatArray | None:
         """Rotate the common mean into a client's space; rows without a mean stay its own."""
         turn = held.turns[turn_of(client)].numpy()
         if mean is None or np.isnan(turn).any():
@@ -466,7 +782,7 @@ def rotate(
     turns, vectors = dict[int, Floats](), dict[int, Floats]()
     of_clients = request.clients, reply.embeddings, request.targets, order.slots
     for client, x, mean, slots in zip(*of_clients, strict=True):
-        here = slots != messages.ABSENT
+        here = slots != ABSENT
         chosen, turn, rows = slots[here], np.eye(dimension), np.zeros((count, dimension))
         is_inside = ((chosen >= 0) & (chosen < count)).all()
         if length % dimension or np.unique(chosen).size != chosen.size or not is_inside:
