@@ -586,21 +586,19 @@ def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str
     """Return labels as whole numbers (below 0: none) or as words (None: none)."""
     fraction = "a class must be a whole number; task=values learns such numbers"
     if not isinstance(y, Tensor):
-        every, words = listed("y", y), list[str | None]()
-        for node, one in enumerate(every):
-            try:
-                words.append(word_of(int(one) if isinstance(one, bool) else one))
-            except DataError as error:
-                raise DataError(f"y[{node}]: {error}; of one-hot rows y.argmax(1)") from error
-        words = [None if one == UNLABELLED else one for one in words]
+        words = list[str | None]()
+        for node, one in enumerate(listed("y", y)):
+            with saying(f"y[{node}] (of one-hot rows y.argmax(1))"):
+                word = word_of(int(one) if isinstance(one, bool) else one)
+            words.append(None if word == UNLABELLED else word)
         _check_length(words, n)
-        values = [math.nan if word is None else number_of(word) for word in words]
-        known = [] if None in values else [one for one in values if one is not None and one == one]
-        if other := [one for one in known if math.isfinite(one) and not one.is_integer()]:
-            node = values.index(other[0])
-            raise FractionalLabelsError(f"y[{node}] is {other[0]}: {fraction}")
-        is_whole = all(word is None or WHOLE.fullmatch(word) for word in words)
-        if is_whole and all(abs(one) < EXACT for one in known):
+        try:
+            numbers = [math.nan if word is None else float(word) for word in words]
+        except ValueError:
+            return words
+        if other := [one for one in numbers if math.isfinite(one) and not one.is_integer()]:
+            raise FractionalLabelsError(f"y[{numbers.index(other[0])}] is {other[0]}: {fraction}")
+        if all(word is None or WHOLE.fullmatch(word) for word in words):
             return torch.tensor([-1 if word is None else int(word) for word in words]).long()
         return words
     given = column_of("y", y)
@@ -620,12 +618,13 @@ def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str
 def read_targets(y: object, n: int | None) -> Tensor:
     """Return the numbers that nodes are to learn, float32 ``[n]``; NaN: not known."""
     if not isinstance(y, Tensor):
-        values = listed("y", y)
-        y = [number_of(value) for value in values]
-        if None in y:
-            value = values[node := y.index(None)]
-            advice = advice_of(value) or "with task=values it is a number"
-            raise DataError(f"y[{node}] is {value!r:.40}: {advice}")
+        values = list[float]()
+        for node, one in enumerate(listed("y", y)):
+            with saying(f"y[{node}]"):
+                if (number := number_of(one)) is None:
+                    raise DataError(f"{one!r:.40}: with task=values it is a number")
+                values.append(number)
+        y = values
     given = column_of("y", y)
     if given.dim() != 1 or given.is_complex() or (n is not None and len(given) != n):
         raise DataError(f"y is {given.dtype} {list(given.shape)}: must be a real number a node")
@@ -729,27 +728,22 @@ def word_of(value: object, *, comma: bool = False) -> str | None:
 
 
 def number_of(value: object, *, comma: bool = False) -> float | None:
-    """Return a value as a number, NaN if it is missing; None if it is no number."""
+    """Return a value as a number, NaN if it is missing; None if it is no number.
+
+    ``DataError`` if it is one with the other decimal sign.
+    """
     if isinstance(value, str):
-        text = value.strip(BLANK)
-        if text in MISSING:
+        value = value.strip(BLANK)
+        if value in MISSING:
             return math.nan
-        if comma:
-            text = "" if "." in text else text.replace(",", ".")
-        value = text
+        if WITH_COMMA.fullmatch(value) and not comma:
+            raise DataError(f"{value!r} has a decimal comma: set data.decimal=comma")
+        if "." in value and comma:
+            raise DataError(f"{value!r} has a decimal point, but data.decimal=comma is set")
+        value = value.replace(",", ".") if comma else value
     elif value is None:
         return math.nan
     try:
         return float(value)  # type: ignore[arg-type]  # which refuses what it cannot read
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def advice_of(value: object, *, comma: bool = False) -> str:
-    """Return a remedy if the decimal sign is the reason that a value is no number."""
-    text = str(value).strip(BLANK)
-    if comma and "." in text and number_of(text) is not None:
-        return "it has a decimal point, but data.decimal=comma is set"
-    if not comma and WITH_COMMA.fullmatch(text):
-        return "it has a decimal comma: set data.decimal=comma"
-    return ""

@@ -629,7 +629,6 @@ REFUSED: list[tuple[Files, How, str]] = [
     ({"g.json": '{"nodes": 3, "links": []}'}, PLAIN, r"g\.json.*nodes"),
     ({"g.json": '{"nodes": [3], "links": []}'}, PLAIN, r"g\.json: .*: 3"),
     (both(nodes=MANY), How(missing="mean"), ".*attributes"),
-    (both(links=IN_JSON["edges"][:1]), PLAIN, r"g\.json.*`links` and `edges`"),
     (changed("id", "anna"), PLAIN, r"g\.json: node 1: name: 'anna'"),
     (changed("age", "old"), PLAIN, r"g\.json: node 1: age: 'old'"),
     (changed("age", None), PLAIN, r"g\.json: node 'bert': age"),

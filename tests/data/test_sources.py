@@ -172,7 +172,7 @@ def test_a_missing_set_says_what_is_missing_where_and_what_to_do(cache, root, mo
     (raw / "ind.cora.x").touch()  # one of eight is there
     fold = r"ind\.cora\.tx.* 17 of 18 .*Planetoid/Cora/geom-gcn/raw.*failed"
     for split, words in (
-        ("public", rf"no ind\.cora\.tx.* 7 of 8 .*data\.root.*Cora/raw: {root}.*{cache}.*failed"),
+        ("public", rf"no ind\.cora\.tx.* 7 of 8 .*data\.root.*Cora/raw.: {root}.*failed"),
         ("geom-gcn", fold),
     ):
         with pytest.raises(DataError, match=words):
@@ -280,7 +280,7 @@ def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(tmp_path):
         ("spoilt", whole[:half] + b"?" * 99 + whole[half + 99 :], "is not a graph"),
         ("table", b"name,label\n", "is not a graph"),
         ("tensor", save(tmp_path / "x.pt", torch.ones(3)).read_bytes(), "holds a Tensor"),
-        ("kinds", save(tmp_path / "x.pt", HETERO).read_bytes(), "holds a HeteroData"),
+        ("kinds", save(tmp_path / "x.pt", HETERO).read_bytes(), ".*of a HeteroData"),
     ):
         (tmp_path / f"{name}.pt").write_bytes(content)
         with pytest.raises(DataError, match=rf"{name}\.pt: {message}") as caught:
@@ -352,7 +352,7 @@ def test_arxiv_never_asks_a_question_and_missing_files_are_named(ogb, cache, roo
     with pytest.raises(DataError, match="EOFError"):
         load_data(DataConfig(name="ogbn-arxiv"))
     (folder / "split" / "time" / "valid.csv.gz").unlink()
-    with pytest.raises(DataError, match=r"valid\.csv\.gz.*ogbn_arxiv/raw: .*/root"):
+    with pytest.raises(DataError, match=r"valid\.csv\.gz.*ogbn_arxiv/raw.*/root"):
         load_data(DataConfig(name="ogbn-arxiv"))
     assert len(list(cache.iterdir())) == 1
 

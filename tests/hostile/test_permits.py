@@ -15,7 +15,7 @@ from flower_graph.apps.cli.main import main
 from flower_graph.apps.client_app import app
 from flower_graph.apps.run import client_app
 from flower_graph.config.schema import known_keys
-from flower_graph.data.sources.names import fetching, missing_message
+from flower_graph.data.sources.names import downloading, fetching
 from flower_graph.errors import ConfigError, DataError, NoClientsError, RefusedError
 from flower_graph.method.load import load_config
 from flower_graph.method.of_app import configured_client
@@ -128,17 +128,18 @@ def test_a_deployed_supernode_fetches_nothing(
     def stop(*_: object, **__: object) -> None:
         raise AssertionError("a SuperNode asked the network")
 
-    monkeypatch.setattr("flower_graph.data.sources.datasets.stall_limit", stop)
+    monkeypatch.setattr("socket.socket.connect", stop)
     monkeypatch.setenv("FLOWER_GRAPH_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("FLOWER_GRAPH_DATA", raising=False)
     said = asked(app, tmp_path, config=CORA, overrides="data.name=Airports/usa")
     assert "fetches no data" in said and str(tmp_path) not in said
 
 
-def test_what_may_be_fetched_ends_with_the_message(tmp_path: Path) -> None:
-    with pytest.raises(DataError), fetching(False):
-        missing_message("a", tmp_path, [], None)
-    assert missing_message("a", tmp_path, [], None)
+def test_what_may_be_fetched_ends_with_the_message() -> None:
+    with pytest.raises(DataError), fetching(False), downloading("a"):
+        pass
+    with downloading("a"):
+        pass
 
 
 def test_a_sum_of_too_few_clients_is_not_opened() -> None:

@@ -70,7 +70,6 @@ from flower_graph.data.sources.names import (
     file_path,
     folder_path,
     graphs_in,
-    shown_in,
     table_in,
 )
 from flower_graph.data.sources.tables import CLIENT, names_clients
@@ -465,8 +464,7 @@ def client_graphs(path: Path | str, how: ReadOptions = PLAIN) -> list[NewGraph]:
         whole = describe_file(path, how._replace(no_features=WITHOUT))
         with saying(whole.where):
             return _parts(whole, how)
-    files = graphs_in(path)
-    others = [file for file in shown_in(path) if file not in files]
+    files, others = graphs_in(path)
     for file in others:
         check_ending(file)
         if file.is_dir() and (found := [one.name for one in sorted(file.glob("*.[cC][sS][vV]"))]):

@@ -194,7 +194,7 @@ def deciding_settings(config: Tree) -> dict[str, object]:
         data["split_seed"] = config["seed"]
     result = {f"data.{key}": value for key, value in data.items()}
     name = str(config["data"]["name"])
-    if has_ending(name, ("/", *GRAPH_FILES)) or name.startswith(("/", ".", "~")):
+    if has_ending(name, "/", *GRAPH_FILES) or name.startswith(("/", ".", "~")):
         result["data.name"] = PurePath(name).name
     partition = dict(config.get("partition", {}))
     own_seed = partition.pop("seed", None)

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from difflib import get_close_matches
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import NamedTuple
 
 from flower_graph.errors import DataError, told
-from flower_graph.storage.files import ROOT_VARIABLE, data_root, user_cache
+from flower_graph.storage.files import data_root, user_cache
 from flower_graph.storage.writing import (
-    copy_file,
     make_folder,
     move,
     named,
@@ -64,6 +63,10 @@ class PygName(NamedTuple):
     def raw(self) -> PygName:
         return PygName(self.group, self.member and self.member.removesuffix(FILTERED))
 
+    @property
+    def label(self) -> str:
+        return "/".join(filter(None, self))
+
 
 def known_names() -> tuple[str, ...]:
     """Return the names that ``data.name`` knows by itself, bundled sets first.
@@ -84,10 +87,9 @@ def expanded(path: str) -> Path:
 
 def is_known(name: str) -> bool:
     """Return whether a name is a data set's, whatever files lie here."""
-    try:
+    with suppress(DataError):
         return name in known_names() or bool(pyg_name(name))
-    except DataError:
-        return False
+    return False
 
 
 def file_path(name: str) -> Path | None:
@@ -95,7 +97,7 @@ def file_path(name: str) -> Path | None:
     # That is a name with an ending such as ``.pt``, or with a path separator or an ending, if the
     # file exists.
     path = expanded(name)
-    if has_ending(name, (*GRAPH_FILES, *OTHER_FILES)) or table_in(path, NODES).is_file():
+    if has_ending(name, *GRAPH_FILES, *OTHER_FILES) or table_in(path, NODES).is_file():
         return path
     return path if (len(path.parts) > 1 or path.suffix) and path.is_file() else None
 
@@ -112,25 +114,19 @@ def folder_path(name: str) -> Path | None:
     return None
 
 
-def graphs_in(folder: Path) -> list[Path]:
-    """List a folder's graphs, files and folders with tables, in the order of their names."""
-    return [
-        path
-        for path in shown_in(folder)
-        if table_in(path, NODES).is_file()
-        or (path.is_file() and has_ending(path.name, GRAPH_FILES))
-    ]
+def graphs_in(folder: Path) -> tuple[list[Path], list[Path]]:
+    """List a folder's graphs, files and folders with tables, and its other files, by name."""
+    hidden = (".", "~$", "__MACOSX")  # of the system
+    graphs, others = list[Path](), list[Path]()
+    for path in sorted(path for path in folder.glob("*") if not path.name.startswith(hidden)):
+        is_file = path.is_file() and has_ending(path.name, *GRAPH_FILES)
+        (graphs if is_file or table_in(path, NODES).is_file() else others).append(path)
+    return graphs, others
 
 
-def shown_in(folder: Path) -> list[Path]:
-    """List a folder's entries by name, except hidden files of the system."""
-    hidden = (".", "~$", "__MACOSX")
-    return sorted(path for path in folder.glob("*") if not path.name.startswith(hidden))
-
-
-def has_ending(name: str, endings: Iterable[str]) -> bool:
+def has_ending(name: str, *endings: str) -> bool:
     """Return whether a file's name has one of some endings, in any case of letters."""
-    return name.lower().endswith(tuple(endings))
+    return name.lower().endswith(endings)
 
 
 def table_in(folder: Path, name: str) -> Path:
@@ -155,12 +151,11 @@ def in_full(path: str, folder: Path) -> str:
 def located(name: str, folder: Path) -> str:
     """Make a name absolute if it means a file or a folder of clients, from the given folder."""
     path = in_full(name, folder)
-    is_named_so = has_ending(name, ("/", *GRAPH_FILES, *OTHER_FILES))
-    if is_named_so or folder_path(path) is not None or table_in(Path(path), NODES).is_file():
-        return path
+    is_path = has_ending(name, "/", *GRAPH_FILES, *OTHER_FILES) or folder_path(path) is not None
+    is_path |= table_in(Path(path), NODES).is_file()
     # A name without an ending is a file only with a separator: `Cora` is the data set.
-    is_file = file_path(path) is not None
-    return path if is_file and ("/" in name or Path(name).suffix) else name
+    is_path |= ("/" in name or Path(name).suffix != "") and file_path(path) is not None
+    return path if is_path else name
 
 
 def pyg_name(name: str) -> PygName:
@@ -194,7 +189,7 @@ def pyg_name(name: str) -> PygName:
 
 def check_ending(path: Path) -> None:
     """Refuse a file that holds a graph in a form that is not read."""
-    if path.is_file() and has_ending(path.name, OTHER_FILES):
+    if path.is_file() and has_ending(path.name, *OTHER_FILES):
         remedy = "networkx.write_graphml(graph, 'graph.graphml') saves one that is"
         other = f"so does a folder with {NODES} and {EDGES}, which data.name names"
         raise DataError(f"file {path}: is not read: {remedy}; {other}")
@@ -210,7 +205,7 @@ def _unknown(name: str, names: Sequence[str], allowed: str) -> DataError:
     by_lower = {known.lower(): known for known in names}
     near = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
     hint = f"; did you mean {by_lower[near[0]]!r}?" if near else "."
-    if name and Path(name).is_dir() and graphs_in(Path(name)):
+    if name and Path(name).is_dir() and graphs_in(Path(name))[0]:
         hint = f"; for the folder of clients write {name}/."
     return DataError(f"data.name = {name!r}: unknown data set{hint} Known: {allowed}")
 
@@ -230,6 +225,24 @@ def fetching(allowed: bool) -> Iterator[None]:
         yield
     finally:
         _MAY_FETCH.reset(before)
+
+
+@contextmanager
+def downloading(missing: str) -> Iterator[None]:
+    """Download a data set in this block, or refuse; errors begin with what is missing."""
+    if not _MAY_FETCH.get():
+        off = "downloads are switched off: a SuperNode fetches only what its node config names"
+        error = DataError(f"{missing} ({off})")
+        raise told(error, "this SuperNode fetches no data: its node config names none in data")
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(STALL_SECONDS)  # for sockets without a timeout of their own
+    try:
+        yield
+    # Not OSError alone: HTTP libraries have errors of their own.
+    except Exception as error:
+        raise DataError(f"{missing} The download failed: {error}") from error
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def cache_root() -> Path:
@@ -252,57 +265,18 @@ def cached_folder(key: str, fill: Callable[[Path], None]) -> Path:
         try:
             move(temporary, folder)
         except OSError:
-            # Another process was faster: a folder that has files cannot be replaced.
-            if not folder.is_dir():
+            if not folder.is_dir():  # another process was not faster
                 raise
     finally:
-        # Also after Ctrl-C; nothing is left to remove when the rename worked.
         with suppress(OSError):
             remove_folder(temporary)
     return folder
 
 
-def copy_tree(source: Path, target: Path) -> None:
-    """Copy a folder's files into a folder; the copies are writable by their owner."""
-    for path in sorted(source.rglob("*")):
-        if path.is_file():
-            copy_file(path, target / path.relative_to(source))
-
-
-def fingerprint(folder: Path) -> list[tuple[str, int, int]]:
-    """Return name, size and time of change of each raw file, so that a new file is noticed."""
-    all_files = (path for path in folder.rglob("*") if path.is_file())
-    files = sorted(path for path in all_files if path.parent.name != "processed")
-    stats = ((path.relative_to(folder).as_posix(), path.stat()) for path in files)
-    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-
-
-def missing_message(
-    label: str, wanted: PurePath, files: Sequence[PurePath], root: Path | None
-) -> str:
-    """Return a text about a data set's missing files; raise it if downloads are forbidden."""
-    absent = [file for file in files if root is None or not (root / file).exists()]
-    missing = (
-        f"data set {label!r} is missing: no {absent[0].name if absent else 'files'}, and "
-        f"{len(absent)} of {len(files)} files are not in the data root (data.root or "
-        f"{ROOT_VARIABLE}, a folder with {wanted}: {root}) nor in the cache {cache_root()}."
-    )
-    if not _MAY_FETCH.get():
-        off = "downloads are switched off: a SuperNode fetches only what its node config names"
-        error = DataError(f"{missing} ({off})")
-        raise told(error, "this SuperNode fetches no data: its node config names none in data")
-    return missing
-
-
-@contextmanager
-def stall_limit() -> Iterator[None]:
-    """Give sockets without a timeout of their own one in this block."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(STALL_SECONDS)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
+def raw_files(folder: Path) -> list[Path]:
+    """List the raw files in a folder, and not those that PyG has made of them."""
+    every = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in every if path.parent.name != "processed")
 
 
 HERE, ABSENT, OWN = "here", "to be downloaded", "name your own"
@@ -318,12 +292,9 @@ def presence(name: str) -> str:
     path = file_path(name) or folder_path(name)
     if path is not None:
         return HERE if path.exists() else OWN
-    is_ogb = name.lower() in OGB
-    known = PygName(name.replace("-", "_"), None) if is_ogb else pyg_name(name).raw
-    label, root = name if is_ogb else "-".join(filter(None, known)), None
+    known = PygName(name.replace("-", "_"), None) if name.lower() in OGB else pyg_name(name).raw
+    places, member = [*cache_root().glob(f"{known.label.replace('/', '-')}-*")], known.member or ""
     with suppress(DataError):  # a variable that names no folder; a run says so
-        root = data_root(None)
-    member = known.member or ""
-    places = [] if root is None else [root / known.group / one for one in (member, member.lower())]
-    has_files = any(place.is_dir() for place in places)
-    return HERE if has_files or any(cache_root().glob(f"{label}-*")) else ABSENT
+        if (root := data_root(None)) is not None:
+            places += [root / known.group / one for one in (member, member.lower())]
+    return HERE if any(place.is_dir() for place in places) else ABSENT

@@ -9,18 +9,19 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
+from xml.etree import ElementTree
 from xml.parsers import expat
 
 import torch
 from torch import Tensor
 
 from flower_graph.config.common import ONE_HOT
-from flower_graph.data.description import BLANK, advice_of, number_of, saying, word_of
+from flower_graph.data.description import BLANK, number_of, saying, word_of
 from flower_graph.data.features import PLAIN, Columns, ReadOptions, encode_words
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources.names import EDGES, NODES, table_in
@@ -42,19 +43,19 @@ NAMES = ("name", "id", "_nx_name")
 INDEX = "_igraph_index"  # a number of no meaning
 # Columns that are no features, with the names that tables use for them
 ELSEWHERE = {"n_id": IDENTITY, "identities": IDENTITY, **dict.fromkeys(PARTS, SPLIT)}
-# Programs that draw graphs: columns by which their files are known, and columns of the drawing
+# Columns by which files of Gephi and yEd are known (also its GEXF and GraphML as NetworkX reads
+# them), and columns of the drawing
 _PLACES = {"r", "g", "b", "x", "y", "size"}
-GEPHI, YED = "Gephi", "yEd"
 DRAWN = (
-    (GEPHI, _PLACES, _PLACES | {"z"}),
-    (GEPHI, {"viz"}, {"viz"}),  # of its GEXF, as NetworkX reads it
-    (GEPHI, {"label", "timeset"}, {"timeset"}),
-    (YED, {"shape_type"}, {"shape_type", "x", "y", "url", "description"}),  # as NetworkX reads it
+    (_PLACES, _PLACES | {"z"}),
+    ({"viz"}, {"viz"}),
+    ({"label", "timeset"}, {"timeset"}),
+    ({"shape_type"}, {"shape_type", "x", "y", "url", "description"}),
 )
 # Entries of all nodes with what is missing: at most so many, or so many times those that are there
 MOST_FILLED, SPARSEST = 1 << 22, 32
 ENDS, ENDS_OF_R, WEIGHT = ("source", "target"), ("from", "to"), "weight"
-_QUOTED, _INDEX = re.compile(r'"[^"]*"'), re.compile(r"Unnamed: \d+")
+_QUOTED, _INDEX = re.compile(r'"[^"]*"'), re.compile(r"unnamed: \d+")
 
 
 class Roles(NamedTuple):
@@ -70,11 +71,8 @@ def roles_of(columns: Sequence[str], how: ReadOptions) -> Roles:
     """Tell what each column is; own ones in any case of letters."""
     lower = {key.lower(): key for key in reversed(columns)}
     own = {key: lower[key] for key in OWN if key in lower}
-    out, program = {INDEX} & {*columns}, ""
-    for name, marks, drawn in DRAWN:
-        if marks <= {*lower}:
-            program = program or name
-            out |= {lower[key] for key in drawn if key in lower}
+    drawn = [columns for marks, columns in DRAWN if marks <= {*lower}]
+    out = {lower[key] for key in {INDEX}.union(*drawn) if key in lower}
     if how.label is not None:
         chosen = _column("label", how.label, columns, how.needs_labels)
         out |= {own[LABEL]} if LABEL in own else set()
@@ -83,12 +81,11 @@ def roles_of(columns: Sequence[str], how: ReadOptions) -> Roles:
     taken = {*own.values()}
     names = [lower[key] for key in NAMES if key in lower and lower[key] not in taken]
     others = [key for key in columns if key not in {*taken, *names, *out}]
-    if program and how.label is None and how.needs_labels:
+    if drawn and how.label is None and how.needs_labels:
         there = f"data.label names the classes: {', '.join([*others, LABEL])}"
-        raise DataError(f"was saved by {program}, where {LABEL} is a caption: {there}")
-    for key in others:
-        if key in ELSEWHERE:
-            raise DataError(f"{key} is no feature; name it {ELSEWHERE[key]}")
+        raise DataError(f"is of Gephi or yEd, where {LABEL} is a caption: {there}")
+    for key in ELSEWHERE.keys() & {*others}:
+        raise DataError(f"{key} is no feature; name it {ELSEWHERE[key]}")
     left = ", ".join(sorted(out - taken))
     return Roles(names, own, others, [f"{left} of the nodes left out"] if left else [])
 
@@ -110,16 +107,17 @@ class _Entries(NamedTuple):
     cells: dict[str, list[Any]]  # Any: a value of the file
     how: ReadOptions
 
-    def wrong(self, row: int, why: str) -> DataError:
-        return DataError(f"{self.unit} {self.places[row]}: {why}")
+    @contextmanager
+    def at(self, row: int, key: str) -> Iterator[None]:
+        """Add the place of a cell to errors in this block."""
+        with saying(f"{self.unit} {self.places[row]}: {key}"):
+            yield
 
     def words(self, key: str, given: Sequence[object]) -> list[str | None]:
         result = list[str | None]()
         for row, value in enumerate(given):
-            try:
+            with self.at(row, key):
                 result.append(word_of(value, comma=self.how.has_comma))
-            except DataError as error:
-                raise self.wrong(row, f"{key}: {error}") from error
         return result
 
     def numbers(self, key: str, remedy: str) -> tuple[Tensor, dict[int, str]]:
@@ -128,12 +126,15 @@ class _Entries(NamedTuple):
         with suppress(TypeError, ValueError, OverflowError):  # all at once, which is fast
             if not comma:
                 return torch.tensor([*map(float, given)], dtype=torch.float64), words
-        found = [number_of(value, comma=comma) for value in given]
-        for row in [row for row, number in enumerate(found) if number is None]:
-            value = given[row]
-            if (advice := advice_of(value, comma=comma)) or remedy or not isinstance(value, str):
-                raise self.wrong(row, f"{key}: {value!r:.40} is no number: {advice or remedy}")
-            words[row], found[row] = word_of(value) or "", math.nan
+        found = list[float]()
+        for row, value in enumerate(given):
+            with self.at(row, key):
+                number = number_of(value, comma=comma)
+                if number is None:
+                    if remedy or not isinstance(value, str):
+                        raise DataError(f"{value!r:.40} is no number: {remedy}")
+                    words[row] = word_of(value) or ""
+                found.append(math.nan if number is None else number)
         return torch.tensor(found, dtype=torch.float64), words
 
 
@@ -146,7 +147,8 @@ def _graph(
     names, number = nodes.words("name", ids), dict[str | None, int]()
     for row, name in enumerate(names):
         if name is None or number.setdefault(name, row) != row:
-            raise nodes.wrong(row, f"name: {name or ''!r}: every node needs one of its own")
+            with nodes.at(row, "name"):
+                raise DataError(f"{name or ''!r}: every node needs one of its own")
     own = {key: nodes.words(key, nodes.cells[column]) for key, column in roles.own.items()}
     own = {key: words for key, words in own.items() if any(words)}
     if nodes.how.needs_labels and LABEL not in own:
@@ -156,7 +158,8 @@ def _graph(
     if (splits := own.pop(SPLIT, None)) is not None:
         for row, split in enumerate(splits):
             if split is not None and split not in ROLES:
-                raise nodes.wrong(row, f"split: {split!r} must be {', '.join(ROLES)} or empty")
+                with nodes.at(row, "split"):
+                    raise DataError(f"{split!r} must be {', '.join(ROLES)} or empty")
         for part, role in zip(PARTS, ROLES, strict=True):
             values[part] = torch.tensor([split == role for split in splits])
     if roles.features:
@@ -166,7 +169,8 @@ def _graph(
         found = edges.words(key, edges.cells.pop(key))
         for row, name in enumerate(found):
             if name not in number:
-                raise edges.wrong(row, f"{key}: {name or ''!r:.40} is no node")
+                with edges.at(row, key):
+                    raise DataError(f"{name or ''!r:.40} is no node")
         pairs.append([number[name] for name in found])
     wanted = edges.how.weight
     weight = _column("weight", wanted or WEIGHT, [*edges.cells], wanted is not None)
@@ -191,8 +195,9 @@ def _features(nodes: _Entries, keys: Sequence[str]) -> tuple[Tensor, Columns]:
         if words:
             if (some := ~numbers.isnan()).any():
                 row, (other, word) = int(some.nonzero()[0]), next(iter(words.items()))
-                why = f"is a number, but {nodes.places[other]} has {word!r:.40}"
-                raise nodes.wrong(row, f"{key}: {numbers[row]:g} {why}")
+                with nodes.at(row, key):
+                    why = f"is a number, but {nodes.places[other]} has {word!r:.40}"
+                    raise DataError(f"{numbers[row]:g} {why}")
             with saying(key):
                 numbers, known = encode_words(numbers, words)
         parts.append(numbers.reshape(len(numbers), -1))
@@ -224,12 +229,12 @@ def read_tables(folder: Path, how: ReadOptions) -> dict[str, object]:
 def names_clients(folder: Path) -> bool:
     """Return whether tables have a column for the client, from their header alone."""
     with saying(f"file {folder}"):
-        header = _read_table(table_in(folder, NODES), PLAIN, rows=0).cells
+        header = _read_table(table_in(folder, NODES), PLAIN, lines=1).cells
     return CLIENT in [key.lower() for key in header]
 
 
-def _read_table(path: Path, how: ReadOptions, rows: int | None = None) -> _Entries:
-    """Read a table, or its header and so many rows."""
+def _read_table(path: Path, how: ReadOptions, lines: int | None = None) -> _Entries:
+    """Read a table, or so many lines of it."""
     with (
         reading(path.name, DataError),
         saying(path.name),
@@ -239,47 +244,43 @@ def _read_table(path: Path, how: ReadOptions, rows: int | None = None) -> _Entri
         stream.seek(0)
         reader = csv.reader(stream, delimiter=delimiter, strict=True)
         try:
-            header = [key.strip(BLANK) for key in next(reader, [])]
-            while header and not header[-1]:  # a comma ends the line
-                header.pop()
-            if not header:
-                raise DataError("is empty; its first line must name the columns")
-            lower = [key.lower() for key in header]
-            for index, key in enumerate(header):
-                if not key or _INDEX.fullmatch(key):
-                    remedy = "save it with index=False (pandas) or row.names = FALSE (R)"
-                    raise DataError(f"a column is called {key!r}: {remedy}")
-                if lower[index] in lower[:index]:
-                    raise DataError(f"two columns are called {lower[index]!r}")
-            places, read, wanted = list[int](), list[list[str]](), len(header)
-            for row in islice(reader, rows):
-                if not any(cell.strip(BLANK) for cell in row):
-                    continue
-                if len(row) < wanted or any(row[wanted:]):  # not commas that end the line
-                    why = f"{len(row)} cells, line 1 {wanted}; a comma needs quotes, or R wrote"
-                    raise DataError(f"line {reader.line_num}: {why} row.names")
-                places.append(reader.line_num)
-                read.append(row)
+            rows = [(reader.line_num, row) for row in islice(reader, lines)]
         except csv.Error as error:
             raise DataError(f"line {reader.line_num}: is damaged ({error})") from error
-    cells: dict[str, list[Any]] = {key: [row[at] for row in read] for at, key in enumerate(header)}
-    return _Entries(f"{path.name}: line", places, cells, how)
+        (_, first), *rows = [one for one in rows if any(cell.strip(BLANK) for cell in one[1])] or [
+            (1, [])
+        ]
+        header = [key.strip(BLANK) for key in first]
+        while header and not header[-1]:  # a comma ends the line
+            header.pop()
+        if not header:
+            raise DataError("is empty; its first line must name the columns")
+        for key, times in Counter(map(str.lower, header)).items():
+            if not key or _INDEX.fullmatch(key):
+                remedy = "save it with index=False (pandas) or row.names = FALSE (R)"
+                raise DataError(f"a column is called {key!r}: {remedy}")
+            if times > 1:
+                raise DataError(f"two columns are called {key!r}")
+        for line, row in rows:
+            if len(row) < len(header) or any(row[len(header) :]):  # not commas that end the line
+                why = f"{len(row)} cells, line 1 {len(header)}; a comma needs quotes, or R wrote"
+                raise DataError(f"line {line}: {why} row.names")
+    cells: dict[str, list[Any]] = {
+        key: [row[at] for _, row in rows] for at, key in enumerate(header)
+    }
+    return _Entries(f"{path.name}: line", [line for line, _ in rows], cells, how)
 
 
 # Node-link JSON and GraphML -----------------------------------------------------------------------
 
 
 def read_node_link(path: Path, how: ReadOptions) -> dict[str, object]:
-    """Read the JSON of NetworkX's ``node_link_data``."""
+    """Read the JSON of NetworkX's ``node_link_data``, whose edges are `links`, or `edges`."""
     content = parse_json(read_bytes(path, MOST_GRAPH))
     given = content if isinstance(content, dict) else {}
-    nodes = given.get("nodes")
-    both = [one for key in ("links", "edges") if isinstance(one := given.get(key), list)]
-    links: Any = max(both, key=len, default=None)
-    if not isinstance(nodes, list) or links is None:
+    nodes, links = given.get("nodes"), given.get("links") or given.get("edges", given.get("links"))
+    if not isinstance(nodes, list) or not isinstance(links, list):
         raise DataError("must be node-link JSON, with lists `nodes` and `links`")
-    if all(both) and both[0] != links:
-        raise DataError("has `links` and `edges`, which differ: leave one out")
     if other := [one for one in (*nodes, *links) if not isinstance(one, dict)]:
         raise DataError(f"must be node-link JSON: {other[0]!r:.40} is no table")
     ids = []
@@ -303,35 +304,32 @@ def read_graphml(path: Path, how: ReadOptions) -> dict[str, object]:
 
 def _check_graphml(stream: BinaryIO) -> None:
     """Refuse what NetworkX's reader leaves out, merges, makes up or expands."""
-    count, nodes, last = Counter[str](), Counter[str](), dict[str, dict[str, str]]()
-    ends = dict[str, str]()  # the first place of each end of an edge
-
-    def start(name: str, own: dict[str, str]) -> None:
-        kind = name.rpartition(" ")[2]
-        last[kind] = own
-        if kind == "node":
-            nodes[own.get("id", "")] += 1
-        for end in ENDS if kind == "edge" else ():
-            ends.setdefault(own.get(end, ""), f"edge {count[kind]}: {end}")
-        if kind == "default" and (said := last["key"].get("for")) not in ("node", "edge", "graph"):
-            why = 'a key with a default is for node, edge or graph; write for="node"'
-            raise DataError(f"key {last['key'].get('id')!r:.40}: for={said!r:.40}: {why}")
-        count[kind] += 1
 
     def refuse(name: str, *_: object) -> None:
         raise DataError(f"entity {name:.40}: must be written out, none may be declared")
 
-    parser = expat.ParserCreate(namespace_separator=" ")
-    parser.StartElementHandler, parser.EntityDeclHandler = start, refuse
+    parser = expat.ParserCreate()
+    parser.EntityDeclHandler = refuse
     parser.ParseFile(stream)
-    if (graphs := count["graph"]) > 1:
+    stream.seek(0)
+    found: dict[str, list[ElementTree.Element]] = {}
+    for element in ElementTree.parse(stream).iter():
+        found.setdefault(element.tag.rpartition("}")[2], []).append(element)
+    if (graphs := len(found.get("graph", ()))) > 1:
         raise DataError(f"has {graphs} graphs: must be one <graph>, with none in its nodes")
+    nodes = Counter(node.get("id") for node in found.get("node", ()))
     for name, times in nodes.items():
         if times > 1:
             raise DataError(f"node {name!r:.40}: id is there {times} times: must be once")
-    for name, place in ends.items():
-        if name not in nodes:
-            raise DataError(f"{place}: {name!r:.40} is no node")
+    for number, edge in enumerate(found.get("edge", ())):
+        for end in ENDS:
+            if edge.get(end) not in nodes:
+                raise DataError(f"edge {number}: {end}: {edge.get(end)!r:.40} is no node")
+    for key in found.get("key", ()):
+        has_default = any(inner.tag.endswith("default") for inner in key)
+        if has_default and (said := key.get("for")) not in ("node", "edge", "graph"):
+            why = 'a key with a default is for node, edge or graph; write for="node"'
+            raise DataError(f"key {key.get('id')!r:.40}: for={said!r:.40}: {why}")
 
 
 def _of_entries(
@@ -361,7 +359,8 @@ def _of_entries(
             continue
         for row, value in enumerate(values):
             if value is not None and (not isinstance(value, list) or len(value) != len(first)):
-                raise nodes.wrong(row, f"{key}: {value!r:.40} must be {len(first)} numbers")
+                with nodes.at(row, key):
+                    raise DataError(f"{value!r:.40} must be {len(first)} numbers")
         for place in range(len(first)):
             columns.append(f"{key}[{place}]")
             nodes.cells[columns[-1]] = [None if one is None else one[place] for one in values]
