@@ -17,6 +17,7 @@ from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties
 from flower_graph.config.common import CHECKPOINTS, RunConfig, require_trackers
 from flower_graph.config.rules import at_least
+from flower_graph.data.description import DataForm
 from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.folders.party import (
     DATA_FORM,
@@ -25,7 +26,6 @@ from flower_graph.data.folders.party import (
     client_folder,
     read_members,
 )
-from flower_graph.data.new_graph import DataForm
 from flower_graph.data.partition.statistics import class_counts
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import ConfigError

@@ -13,7 +13,7 @@ import torch
 
 from flower_graph.apps.cli.say import hand_over, say
 from flower_graph.config.common import MLP
-from flower_graph.data.new_graph import read_new_graph
+from flower_graph.data.sources.datasets import read_new_graph
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.method.run import Run, latest_in, load_run
 from flower_graph.ops.counts import balanced_accuracy, confusion_of, macro_f1

@@ -8,6 +8,8 @@ Constructors check their data and convert nothing. Clients are built anew for ev
 graphs that passed are remembered, as long as they exist and no tensor of them is written into.
 """
 
+from __future__ import annotations
+
 import logging
 import math
 import re
@@ -24,25 +26,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import MEAN, REFUSE
-from flower_graph.data.features import PLAIN, Columns, ReadOptions, align
+from flower_graph.config.common import MEAN, ONE_HOT, REFUSE
+from flower_graph.data.features import PLAIN, Columns, ReadOptions, Treatment, align
 from flower_graph.data.graph import (
     PARTS,
     ClientGraph,
     Graph,
     Masks,
+    Scale,
     check_dense_size,
     to_undirected,
 )
 from flower_graph.errors import DataError, FractionalLabelsError
-from flower_graph.storage.reading import Tree
+from flower_graph.storage.reading import Tree, reading
 from flower_graph.wire.keys import MAX_CLASSES
 
 LOG = logging.getLogger("flower_graph.data")
 WIDE = (torch.float64, torch.int64, torch.int32)  # numbers with more digits than float32
 WITHOUT = "without"  # no features are made for a graph that has none, whatever a user may set
 DEGREES = 32  # features that stand for degrees: 0, 1, ..., and 31 or more
-ONE_KIND = "nodes and edges must be of one kind, as of data.to_homogeneous()"
 _said: set[tuple[str, str]] = set()
 
 
@@ -125,8 +127,7 @@ def by_columns(where: str, x: Tensor, own: Columns | None, common: Columns | Non
     """Order features ``[n, f]`` by a run's columns; say so if one of both has no names."""
     if own is not None and common is not None:
         return align(x, own, common)
-    named = common if own is None else own
-    if named is not None:
+    if (named := own or common) is not None:
         whose, shown = "the run's" if common is None else "its", ", ".join(named.words)
         note = f"{whose} features have no names, and columns are taken in this order: {shown:.200}"
         tell(where, [Caution(note)])
@@ -197,7 +198,7 @@ def check_masks(
 def check_kind(data: object) -> None:
     """Refuse PyG's objects of several kinds of nodes, or of several graphs."""
     if type(data).__name__ == "HeteroData":
-        raise DataError(f"is a HeteroData: {ONE_KIND}")
+        raise DataError("is a HeteroData: nodes and edges must be of one kind, to_homogeneous()")
     if hasattr(data, "to_data_list"):
         raise DataError("is a Batch: save each graph of to_data_list() in a folder of clients")
 
@@ -206,25 +207,27 @@ def check_kind(data: object) -> None:
 def describe_graph(data: Any, how: ReadOptions = PLAIN, where: str = "") -> NewGraph:
     """Bring features, edges, labels and masks into canonical form, without numbering classes."""
     check_kind(data)
-    values = entries_of(data)
+    with reading("the graph", DataError):
+        return _described(entries_of(data), how, where)
+
+
+def _described(values: Tree, how: ReadOptions, where: str) -> NewGraph:
     notes = [*(values.get("notes") or ())]
     x, y, edges, names, columns = (
         values.get(key) for key in ("x", "y", "edge_index", "names", "columns")
     )
     if isinstance(x, Tensor) and x.dim() == 2 and x.size(1) == 0:
         x = None
-    lacking = {
-        "y: give each node a class, or -1 if it has none": y is None and how.needs_labels,
-        "x: give it features [nodes, features] as the run has": x is None and y is None,
-        "edge_index: give it pairs of nodes, whole numbers [2, E]": edges is None
-        and how.needs_edges,
-    }
-    if any(lacking.values()):
-        raise DataError(f"the graph has no {next(filter(lacking.get, lacking))}")
+    if y is None and how.needs_labels:
+        raise DataError("the graph has no y: give each node a class, or -1 if it has none")
+    if y is None and x is None:
+        raise DataError("the graph has no x: give it features [nodes, features] as the run has")
+    if edges is None and how.needs_edges:
+        raise DataError("the graph has no edge_index: give it pairs of nodes, [2, E]")
     if x is not None:
         # Numbers of a text have no type, which a note could name
-        told = [] if (is_text := isinstance(columns, Columns)) else notes
-        x = read_features(x, told, how.missing, (names, columns) if is_text else None)
+        is_text = isinstance(columns, Columns)
+        x = read_features(x, [] if is_text else notes, how.missing, (names, columns) * is_text)
     n, targets = None if x is None else len(x), None
     labels: Tensor | list[str | None]
     if how.targets and y is not None:
@@ -256,7 +259,7 @@ def describe_graph(data: Any, how: ReadOptions = PLAIN, where: str = "") -> NewG
 
 # Any: the names of nodes and the columns of a table
 def read_features(
-    x: object, notes: list[str], missing: str = REFUSE, named: tuple[Any, Any] | None = None
+    x: object, notes: list[str], missing: str = REFUSE, named: tuple[Any, ...] = ()
 ) -> Tensor:
     """Return features as dense float32, from any kind of matrix; add notes.
 
@@ -268,7 +271,8 @@ def read_features(
         shown = f"dtype {given.dtype}" if given.is_complex() else f"shape {list(given.shape)}"
         raise DataError(f"x has {shown}: must be real numbers [nodes, features]")
     if given.layout != torch.strided:
-        check_dense_size(given.size(0), given.size(1), DENSE)
+        advice = "They are sparse, and would be made dense: use fewer of them."
+        check_dense_size(given.size(0), given.size(1), advice)
         notes.append(f"{str(given.layout).removeprefix('torch.')} features made dense")
         given = given.to_dense()
     if given.dtype != torch.float32:
@@ -278,46 +282,37 @@ def read_features(
         wrong = torch.isinf(result) if missing == MEAN else ~torch.isfinite(result)
         if wrong.any():
             row, column = place = wrong.nonzero()[0].tolist()
-            value, names = given[row, column].item(), named or ()
-            where = f"node {names[0][row]!r}: {names[1][column][0]}" if names else f"x{place}"
-            remedy = f"; data.missing={MEAN} fills what is missing" if value != value else ""
-            raise DataError(f"{where} is {value}: must be finite, below 3e38{remedy}")
+            where = f"node {named[0][row]!r}: {named[1][column][0]}" if named else f"x{place}"
+            allowed = "must be finite, below 3e38; data.missing=mean fills NaN"
+            raise DataError(f"{where} is {given[row, column].item()}: {allowed}")
     return given.double() if given.dtype in WIDE else result
 
 
 def read_edges(edge_index: object, num_nodes: int, notes: list[str]) -> Tensor:
     """Return every edge in both directions, once, without self-loops; add notes."""
     edges = as_tensor("edge_index", edge_index)
-    check_edges(edges, num_nodes)
+    is_whole = not (edges.is_floating_point() or edges.is_complex() or edges.dtype == torch.bool)
+    if not (is_whole and edges.layout == torch.strided and edges.dim() == 2 and len(edges) == 2):
+        kind = f"{edges.dtype} {list(edges.shape)}"
+        raise DataError(f"edge_index is {kind}: must be int64 [2, E]")
+    wrong = (edges < 0) | (edges >= num_nodes)
+    if wrong.any():
+        place = wrong.nonzero()[0].tolist()
+        raise DataError(f"edge_index{place} is {int(edges[*place])}: not below {num_nodes}")
     edges = edges.long()
     result = to_undirected(edges, num_nodes)
-    loops = int((edges[0] == edges[1]).sum())
-    count, pairs = edges.size(1) - loops, result.size(1)
-    if loops == 0 and count == pairs and bool((edges == result).all()):
+    if edges.shape == result.shape and torch.equal(edges, result):
         return result
     source, target = edges[:, edges[0] != edges[1]]
     different = int(torch.unique(source * num_nodes + target).numel())
-    if count > different:
-        notes.append(f"{count - different} edges given more than once: taken once")
-    if loops:
-        notes.append(f"{loops} self-loops left out")
-    if different < pairs:
-        one_way = "edges" if 2 * different == pairs else f"{pairs - different} edges"
-        notes.append(f"{one_way} in one direction: both made")
+    one_way = result.size(1) - different
+    found = {
+        "edges given more than once: taken once": source.numel() - different,
+        "self-loops left out": edges.size(1) - source.numel(),
+        "edges in one direction: both made": one_way,
+    }
+    notes += [f"{count} {what}" for what, count in found.items() if count]
     return result
-
-
-def check_edges(edge_index: Tensor, num_nodes: int) -> None:
-    """Check that edges are pairs of existing nodes."""
-    shape, is_dense = list(edge_index.shape), edge_index.layout == torch.strided
-    is_whole = not edge_index.is_floating_point() and not edge_index.is_complex()
-    is_whole = is_whole and edge_index.dtype != torch.bool
-    if not (is_dense and is_whole and len(shape) == 2 and shape[0] == 2):
-        raise DataError(f"edge_index is {edge_index.dtype} {shape}: must be int64 [2, E]")
-    wrong = (edge_index < 0) | (edge_index >= num_nodes)
-    if wrong.any():
-        place = wrong.nonzero()[0].tolist()
-        raise DataError(f"edge_index{place} is {int(edge_index[*place])}: not below {num_nodes}")
 
 
 def read_mask(part: str, mask: object, n: int, notes: list[str]) -> Tensor | None:
@@ -336,11 +331,11 @@ def read_mask(part: str, mask: object, n: int, notes: list[str]) -> Tensor | Non
 
 def made_features(how: str, n: int, edges: Tensor | None, notes: list[str]) -> Tensor:
     """Make the features of a graph that has none; ``DataError`` if it must have some."""
-    if how == "one-hot":
+    if how == WITHOUT:
+        return torch.empty(n, 0)
+    if how == ONE_HOT:
         check_dense_size(n, n, "data.no_features=degree takes less.")
         number, width, what = torch.arange(n), n, "number stands for them, one of as many as nodes"
-    elif how == WITHOUT:
-        return torch.empty(n, 0)
     elif how == "degree":
         ends = torch.empty(0, dtype=torch.int64) if edges is None else edges[0]
         number, width = ends.bincount(minlength=n).clamp(max=DEGREES - 1), DEGREES
@@ -366,18 +361,16 @@ def entries_of(data: Any) -> Tree:
         held = data.to_dict() if hasattr(data, "to_dict") else getattr(data, "__dict__", {})
         # Attributes may also be slots, fields of a tuple or properties
         data = {key: getattr(data, key, None) for key in _READ} | held
+    values = {key: one for key, one in data.items() if key != "adj_t"}
     adjacency: Any = data.get("adj_t")
     if adjacency is None or data.get("edge_index") is not None:
-        return {**data}
-    if isinstance(adjacency, Tensor):
-        listed = adjacency.to_sparse_coo().coalesce()
-        (target, source), value = listed.indices(), listed.values()
-    else:  # torch_sparse's
-        target, source, value = adjacency.coo()
-    values = {key: one for key, one in data.items() if key != "adj_t"}
-    if value is not None and not bool((value == 1).all()):
-        values[WEIGHT] = value
-    return values | {"edge_index": torch.stack([source, target])}
+        return values
+    if not isinstance(adjacency, Tensor):  # torch_sparse's
+        adjacency = adjacency.to_torch_sparse_coo_tensor()
+    adjacency = adjacency.to_sparse_coo().coalesce()
+    if not bool((adjacency.values() == 1).all()):
+        values[WEIGHT] = adjacency.values()
+    return values | {"edge_index": adjacency.indices().flip(0)}
 
 
 def read_weights(
@@ -436,12 +429,11 @@ def server_graph(data: object) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """
     given = {key: getattr(data, key, None) for key in ("y", "edge_index", *PARTS)}
     found = describe_graph(given, PLAIN._replace(no_features=WITHOUT))
-    edges, y = found.edge_index, found.numbers
-    assert edges is not None  # or it would have been refused
+    y = found.numbers
     check_labels(y)
     masks = check_masks(found.masks, y, may_lack=True)
     tell("data", found.notes)
-    return edges, y, masks._asdict()
+    return found.edge_index, y, masks._asdict()
 
 
 def check_clients(graphs: Iterable[ClientGraph]) -> None:
@@ -485,7 +477,6 @@ def check_rows(x: Tensor) -> None:
 # word is a label, a name, an identity or a client. Whole numbers that are written as floats are
 # whole numbers, missing is missing, and all else stays as written: ``007`` is not ``7``.
 
-DENSE = "They are sparse, and would be made dense: use fewer of them."
 MOST_CLASSES = 1000  # with more different labels, they are taken for something else than classes
 CAPTIONS = 10  # with more labels than these, all different, they are taken for captions
 SHOWN = 8  # most labels that a note lists
@@ -562,8 +553,9 @@ def words_of(labels: Tensor | list[str | None]) -> list[str | None]:
 
 
 def _unlabelled(y: Sequence[Tensor]) -> list[str]:
-    every, without = sum(one.numel() for one in y), sum(int((one < 0).sum()) for one in y)
-    return [f"{without} of {every} nodes without a label"] if without else []
+    every = torch.cat([*y])
+    without = int((every < 0).sum())
+    return [f"{without} of {every.numel()} nodes without a label"] if without else []
 
 
 def declared_classes(count: object) -> int | None:
@@ -651,32 +643,24 @@ def _shown(names: Sequence[str]) -> str:
 # Any: what a user gave, which is checked here
 def listed(key: str, values: Any) -> list[object]:
     """Return the entries of a list, a tuple, an array or a tensor."""
-    is_list = isinstance(values, list | tuple | np.ndarray)
-    if not is_list and not (isinstance(values, Tensor) and values.layout == torch.strided):
-        raise DataError(f"{key} is a {type(values).__name__}: must be a list, or a tensor")
-    values = as_tensor(key, values) if isinstance(values, Tensor) else values
-    result = values.tolist() if isinstance(values, np.ndarray | Tensor) else list(values)
-    return result if isinstance(result, list) else [result]
+    with reading(key, DataError, "must be a list, or a tensor"):
+        if not isinstance(values, list | tuple | np.ndarray | Tensor):
+            raise TypeError(type(values).__name__)
+        result = values.tolist() if isinstance(values, np.ndarray | Tensor) else list(values)
+        return result if isinstance(result, list) else [result]
 
 
 # Any: all that `torch.as_tensor` accepts or refuses
 def as_tensor(key: str, value: Any) -> Tensor:
-    """Turn a tensor, an array or a list of numbers into a tensor."""
-    if isinstance(value, Tensor) and value.is_quantized:
-        raise DataError(f"{key} is quantized ({kind_of(value)}): {key}.dequantize() is not")
+    """Turn a tensor, a matrix of SciPy, an array or a list of numbers into a tensor."""
     if isinstance(value, Tensor):
         return value.detach()
-    if hasattr(value, "tocoo"):  # SciPy's
-        check_dense_size(value.shape[0], value.shape[1], DENSE)
-        return torch.from_numpy(value.toarray())
-    if hasattr(value, "to_dense"):  # torch_sparse's matrices
-        check_dense_size(value.size(0), value.size(1), DENSE)
-        dense: Tensor = value.to_dense()
-        return dense
-    try:
+    with reading(key, DataError, f"is a {type(value).__name__}, not numbers"):
+        if hasattr(value, "tocoo"):
+            matrix = value.tocoo()
+            places = torch.from_numpy(np.stack([matrix.row, matrix.col]))
+            return torch.sparse_coo_tensor(places, torch.from_numpy(matrix.data), matrix.shape)
         return torch.as_tensor(value if isinstance(value, np.ndarray) else np.asarray(value))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{key} is a {type(value).__name__}, not numbers ({error})") from error
 
 
 def column_of(key: str, value: object) -> Tensor:
@@ -747,3 +731,80 @@ def number_of(value: object, *, comma: bool = False) -> float | None:
         return float(value)  # type: ignore[arg-type]  # which refuses what it cannot read
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+# New graphs in the form of a run's data ----------------------------------------------------------
+
+
+class DataForm(NamedTuple):
+    """The form of a run's data, which new graphs must have."""
+
+    treatment: Treatment  # the treatment of the features
+    num_classes: int
+    classes: tuple[str, ...] | None  # the classes' names, if these are not the numbers
+    given: ReadOptions = PLAIN  # how the run's own files were read
+    scale: Scale | None = None  # that of numbers that are learnt; None where classes are
+    weights: bool = False  # whether the run's edges have weights
+
+    @property
+    def how(self) -> ReadOptions:
+        """How files of new graphs are read: as the run's own, whose words are known."""
+        return self.given._replace(
+            categories=self.given.categories if self.treatment.columns is None else ONE_HOT,
+            missing=REFUSE if self.treatment.fill is None else MEAN,
+            targets=self.scale is not None,
+            weights=self.weights,
+            needs_labels=False,
+            needs_edges=False,
+        )
+
+    def to_json(self) -> dict[str, object]:
+        given = {name: getattr(self.given, name) for name in _GIVEN}
+        classes = {"num-classes": self.num_classes, "classes": self.classes}
+        rest = {"given": given, "target-scale": self.scale, "edge-weights": self.weights}
+        return self.treatment.to_json() | classes | rest
+
+    @classmethod
+    def from_json(cls, record: Tree) -> DataForm:
+        classes, scale = record["classes"], record["target-scale"]
+        # Any: words, or None
+        given: dict[str, Any] = {key: record["given"][key] for key in _GIVEN}
+        given |= {key: str(one) for key, one in given.items() if one is not None}
+        if scale is not None:
+            scale = Scale(*map(float, scale))
+            if not (math.isfinite(scale.mean) and 0 < scale.deviation < math.inf):
+                raise ValueError(f"target-scale: {[*scale]}: must be finite, the second above 0")
+        return cls(
+            Treatment.from_json(record),
+            int(record["num-classes"]),
+            None if classes is None else tuple(map(str, classes)),
+            PLAIN._replace(**given),
+            scale,
+            bool(record["edge-weights"]),
+        )
+
+
+_GIVEN = ("no_features", "label", "weight", "decimal")  # of a run's files, for new ones
+
+
+def new_graph(x: object, edge_index: object, of: DataForm, edge_weight: object = None) -> NewGraph:
+    """Make a graph from untreated features, and from edges in any direction."""
+    given = {"x": x, "edge_index": edge_index, "edge_weight": edge_weight}
+    return formed(describe_graph(given, of.how), of)
+
+
+def formed(found: NewGraph, of: DataForm) -> NewGraph:
+    """Give a graph that was read the form of a run's data."""
+    y, labels = found.targets, found.y
+    if y is None:
+        classes: Sequence[str] | None = of.classes
+        if isinstance(labels, Tensor) and classes is not None:
+            words = words_of(labels)
+            # As when labels have gaps, numbers may be names of classes, and not their places
+            if {*words} <= {*classes, None} or all(WHOLE.fullmatch(one) for one in classes):
+                labels = words
+        elif not isinstance(labels, Tensor) and classes is None:
+            classes = [*map(str, range(of.num_classes))]
+        (y,) = number_classes([labels], of.num_classes, classes, may_lack=True).y
+        y = y if of.scale is None else torch.full(y.shape, torch.nan)
+    return replace(found, x=of.treatment.apply(found.x), y=y)

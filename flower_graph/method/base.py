@@ -22,7 +22,7 @@ from torch import Tensor
 from flower_graph.client.learner import takes_weights
 from flower_graph.config.common import VALUES, RunConfig
 from flower_graph.data.baselines import Figures, client_baselines, graph_baselines, own_baselines
-from flower_graph.data.description import NewGraph
+from flower_graph.data.description import DataForm, NewGraph
 from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_folder
 from flower_graph.data.folders.party import (
@@ -34,7 +34,6 @@ from flower_graph.data.folders.party import (
     share,
 )
 from flower_graph.data.graph import ClientGraph, Graph, Scale
-from flower_graph.data.new_graph import DataForm
 from flower_graph.data.partition.client_graphs import partition_graph
 from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.flower_compat import Mod, NumPyClient

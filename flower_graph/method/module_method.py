@@ -21,9 +21,9 @@ from flower_graph.config.common import (
     checkpoint_settings,
 )
 from flower_graph.data.baselines import Figures, link_baselines, value_baselines
+from flower_graph.data.description import DataForm
 from flower_graph.data.folders.party import DATA_FORM, RunFolder, graphs_of
 from flower_graph.data.graph import Scale
-from flower_graph.data.new_graph import DataForm
 from flower_graph.errors import DataError
 from flower_graph.method.base import GraphMethod, class_names, scale_of
 from flower_graph.models import GCN, GCNPairs, PyGNetwork

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from flower_graph.config import foreign
 from flower_graph.config.foreign import NOBODY, Trust
-from flower_graph.data.description import NewGraph
-from flower_graph.data.new_graph import DataForm, new_graph
+from flower_graph.data.description import DataForm, NewGraph, new_graph
 from flower_graph.errors import OutputError
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.config.foreign import CONFIG, DATA, IN_RUN, METRICS, RESULT, RUN_OF
-from flower_graph.data.new_graph import DataForm
+from flower_graph.data.description import DataForm
 from flower_graph.errors import CheckpointError, OutputError
 from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.report.result import BASELINES, best_round, make_result, metrics_of, tested

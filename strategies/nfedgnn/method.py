@@ -21,7 +21,7 @@ from flower_graph.data.baselines import (
     graph_baselines,
     link_baselines,
 )
-from flower_graph.data.description import NewGraph, saying, tell
+from flower_graph.data.description import DataForm, NewGraph, saying, tell
 from flower_graph.data.features import ReadOptions, sketched
 from flower_graph.data.folders.party import (
     USERS,
@@ -32,8 +32,7 @@ from flower_graph.data.folders.party import (
     share,
 )
 from flower_graph.data.graph import PARTS, Graph, labelled_split, take_rows
-from flower_graph.data.new_graph import DataForm, read_new_graph
-from flower_graph.data.sources.datasets import DRAWN, cached_data, once, saved_at
+from flower_graph.data.sources.datasets import DRAWN, cached_data, once, read_new_graph, saved_at
 from flower_graph.engine.machine import first_layer_bytes, refuse_too_large, resolve_device
 from flower_graph.errors import ConfigError, DataError, RefusedError
 from flower_graph.flower_compat import Mod

@@ -18,7 +18,7 @@ from torch_geometric.utils import from_networkx
 
 from flower_graph.config.common import DataConfig, PartitionSection
 from flower_graph.data import as_graph, to_undirected
-from flower_graph.data.description import read_labels
+from flower_graph.data.description import DataForm, read_labels
 from flower_graph.data.features import PLAIN, Treatment
 from flower_graph.data.features import ReadOptions as How
 from flower_graph.data.folders.client_folder import (
@@ -31,9 +31,8 @@ from flower_graph.data.folders.client_folder import (
 from flower_graph.data.folders.party import graph_tensors, read_graph
 from flower_graph.data.given import with_saved_graphs
 from flower_graph.data.graph import Graph, called
-from flower_graph.data.new_graph import DataForm, read_new_graph
 from flower_graph.data.partition.client_graphs import partition_graph
-from flower_graph.data.sources.datasets import load_file, load_graph, read_file
+from flower_graph.data.sources.datasets import load_file, load_graph, read_file, read_new_graph
 from flower_graph.data.sources.names import file_path, folder_path, located, pyg_name
 from flower_graph.errors import DataError, FractionalLabelsError
 from flower_graph.strategies.ppfl.config import PartitionConfig

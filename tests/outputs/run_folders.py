@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from flower_graph.data.description import DataForm
 from flower_graph.data.features import Treatment
-from flower_graph.data.new_graph import DataForm
 from flower_graph.method.load import load_config, to_yaml
 from flower_graph.models import GCN
 from flower_graph.outputs.files import Predictions, SavedModels, Snapshot

@@ -25,16 +25,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import AS_IS, DataConfig, RunConfig
+from flower_graph.config.common import AS_IS, ONE_HOT, DataConfig, RunConfig
 from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import (
     WEIGHT,
     Caution,
+    DataForm,
     NewGraph,
     as_graph,
+    by_columns,
     check_masks,
     describe_graph,
     entries_of,
+    formed,
     saying,
     tell,
 )
@@ -306,10 +309,22 @@ def load_file(path: Path, how: ReadOptions = PLAIN) -> Graph:
         return found.numbered()
 
 
+def read_new_graph(path: Path, of: DataForm) -> NewGraph:
+    """Read a file or a folder with tables; ``DataError`` if it does not fit the run's models."""
+    found = describe_file(path, of.how)
+    with saying(found.where):
+        if found.values.get("x") is not None:
+            x = by_columns(found.where, found.x, found.columns, of.treatment.columns)
+            found = replace(found, x=x)
+        elif of.given.no_features == ONE_HOT:
+            raise DataError("has no x, and data.no_features=one-hot stands for none here")
+        return formed(found, of)
+
+
 def describe_file(path: Path, how: ReadOptions = PLAIN) -> NewGraph:
     """Read a graph file, and bring it into canonical form."""
     values, where = read_file(path, how), f"file {path}"
-    with reading(where, DataError, "is no graph that can be read"), saying(where):
+    with saying(where):
         return describe_graph(values, how, where)
 
 
