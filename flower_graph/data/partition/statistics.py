@@ -61,14 +61,13 @@ def client_statistics(
     judged = (y[source] >= 0) & (y[target] >= 0)
     same = judged & (y[source] == y[target])
     alike, ends = (owner[source[kind]].bincount(minlength=clients) for kind in (same, judged))
-    classes = class_counts(graphs)
+    classes, masks = class_counts(graphs), joined_masks(graphs)
     per_client = {
         "nodes": sizes,
         "edges": owner[source].bincount(minlength=clients)[is_known] // 2,
         "classes": torch.tensor([sum(map(bool, own)) for own in classes]),
     }
     means = {f"{name}-per-client": _mean(size) for name, size in per_client.items()}
-    masks = joined_masks(graphs)
     figures = {
         "clients": clients,
         "features": graphs[0].x.size(1),
@@ -79,13 +78,11 @@ def client_statistics(
         "fewest-nodes": int(sizes.min()),
         "most-nodes": int(sizes.max()),
         "graphless-clients": sum(graph.is_graphless for graph in graphs),
-        "clients-without-edges": sum(_edge_count(graph) == 0 for graph in graphs),
+        "clients-without-edges": sum(not graph.edges.numel() for graph in graphs),
         "clients-without-training": clients - owner[masks["train"]].unique().numel(),
         **{f"{role}-per-client": int(mask.sum()) / clients for role, mask in masks.items()},
     }
-    found = Description(
-        figures, {f"{name} per client": counts(size) for name, size in per_client.items()}, classes
-    )
+    spread = {f"{name} per client": counts(size) for name, size in per_client.items()}
     numbers: Tensor | None = None  # of nodes, the same at all clients
     if whole is not None:
         numbers = torch.cat([graph.nodes for graph in graphs])
@@ -93,7 +90,8 @@ def client_statistics(
         numbers = node_numbers(graphs)
     if numbers is not None:
         nodes, holders = numbers.unique(return_counts=True)
-        links = _distinct_edges(graphs, numbers)
+        links = numbers[joined_edges(graphs)].unique(dim=1).size(1) // 2
+        is_trained = torch.isin(numbers[masks["test"]], numbers[masks["train"]])
         figures |= {
             "nodes": nodes.numel(),
             "edges": links,
@@ -103,20 +101,19 @@ def client_statistics(
             "clients-per-node": _mean(holders),
             "most-clients-per-node": int(holders.max()),
             "shared-share": _mean(holders >= 2),
-            "tested-and-trained-share": _mean(
-                torch.isin(numbers[masks["test"]], numbers[masks["train"]])
-            ),
+            "tested-and-trained-share": _mean(is_trained),
         }
-        found.distributions["clients per node"] = counts(holders)
-    if whole is not None:
-        source, target = whole.edge_index
-        held, kept = torch.zeros(whole.y.numel(), dtype=torch.bool), torch.zeros_like(source) > 0
+        spread["clients per node"] = counts(holders)
+    if whole is not None and numbers is not None:
+        n = whole.y.numel()
+        begin, end = to_undirected(whole.edge_index, n)
+        held, kept = torch.zeros(n, dtype=torch.bool), torch.zeros_like(begin, dtype=torch.bool)
         for graph in graphs:
             here = torch.zeros_like(held).index_fill(0, graph.nodes, True)
             held |= here
-            kept |= here[source] & here[target]
+            kept |= here[begin] & here[end]
         figures["kept-nodes-share"], figures["kept-edges-share"] = _mean(held), _mean(kept)
-        figures["cut-edges-share"] = _mean(~kept[held[source] & held[target]])
+        figures["cut-edges-share"] = _mean(~kept[held[begin] & held[end]])
     if publics := [graph.public for graph in graphs if graph.public is not None]:
         public, (source, target) = torch.cat(publics), joined_edges(graphs)
         degree = source.bincount(minlength=len(y))
@@ -129,12 +126,11 @@ def client_statistics(
             "reached-share": _mean(reach >= 1),
             "reached-twice-share": _mean(reach >= 2),
         }
-        found.distributions["public neighbours per private node"] = counts(reach)
+        spread["public neighbours per private node"] = counts(reach)
         if whole is not None and numbers is not None:
-            n = whole.y.numel()
-            degree = to_undirected(whole.edge_index, n)[0].bincount(minlength=n)
+            degree = begin.bincount(minlength=n)
             figures["degree-of-public"] = _mean(degree[numbers[public].unique()])
-    return found
+    return Description(figures, spread, classes)
 
 
 def node_statistics(data: Graph) -> Description:
@@ -142,39 +138,26 @@ def node_statistics(data: Graph) -> Description:
     nodes, edges = data.y.numel(), data.edge_index.size(1) // 2
     neighbours = torch.bincount(data.edge_index[0], minlength=nodes)
     masks = joined_masks([data])
-    return Description(
-        figures={
-            "clients": nodes,
-            "edges": edges,
-            "features": data.x.size(1),
-            "classes": _classes(data.y),
-            "density": edges / nodes,
-            "neighbours-per-client": _mean(neighbours),
-            "most-neighbours": int(neighbours.max()),
-            "isolated": int((neighbours == 0).sum()),
-            "features-per-client": int(torch.count_nonzero(data.x)) / nodes,
-            **{part: int(mask.sum()) for part, mask in masks.items()},
-        },
-        distributions={
-            "neighbours per client": counts(neighbours),
-            **{f"classes in {part}": counts(data.y[mask]) for part, mask in masks.items()},
-        },
-    )
+    figures = {
+        "clients": nodes,
+        "edges": edges,
+        "features": data.x.size(1),
+        "classes": _classes(data.y),
+        "density": edges / nodes,
+        "neighbours-per-client": _mean(neighbours),
+        "most-neighbours": int(neighbours.max()),
+        "isolated": int((neighbours == 0).sum()),
+        "features-per-client": int(torch.count_nonzero(data.x)) / nodes,
+        **{part: int(mask.sum()) for part, mask in masks.items()},
+    }
+    classes = {f"classes in {part}": counts(data.y[mask]) for part, mask in masks.items()}
+    return Description(figures, {"neighbours per client": counts(neighbours), **classes})
 
 
 def class_counts(graphs: Sequence[ClientGraph]) -> list[list[int]]:
     """Count each client's labelled nodes by class."""
     classes = _classes(torch.cat([graph.y for graph in graphs]))
     return [g.y[g.y >= 0].bincount(minlength=classes).tolist() for g in graphs]
-
-
-def _edge_count(graph: ClientGraph) -> int:
-    return graph.edges.size(1) // 2
-
-
-def _distinct_edges(graphs: Sequence[ClientGraph], numbers: Tensor) -> int:
-    ends = numbers[joined_edges(graphs)]
-    return ends.unique(dim=1).size(1) // 2 if ends.numel() else 0
 
 
 def _classes(y: Tensor) -> int:
@@ -191,26 +174,18 @@ def counts(values: Tensor) -> dict[int, int]:
     return dict(zip(result.tolist(), times.tolist(), strict=True))
 
 
-# One line of text -------------------------------------------------------------------------------
-
-
 def holdings(data: Graph | Clients, clients: int, called: str) -> str:
-    """Describe what clients hold: a graph each, or parts of one, such as a node each."""
+    """Describe in a line what clients hold: a graph each, or parts of one, such as a node each."""
     graphs: Sequence[Graph | ClientGraph] = data if isinstance(data, Clients) else [data]
-    facts = [f"{clients:,} {called}"]
-    if isinstance(data, Clients):
-        sizes, edges = [graph.y.numel() for graph in data], [*map(_edge_count, data)]
-        held, links = sum(sizes), sum(edges)
-        if data.whole is not None:  # their ``nodes`` are numbers in it
-            numbers = torch.cat([graph.nodes for graph in data])
-            held, links = numbers.unique().numel(), _distinct_edges(data, numbers)
-        facts = [
-            f"{len(data):,} {called} of {min(sizes):,} to {max(sizes):,} nodes, "
-            f"{edges.count(0):,} of them without edges: {held:,} different nodes, "
-            f"{sum(sizes):,} with repetition, {links:,} edges"
-        ]
     roles = {role: int(mask.sum()) for role, mask in joined_masks(graphs).items()}
-    return "; ".join([*facts, ", ".join(f"{role} {count:,}" for role, count in roles.items())])
+    held = f"{clients:,} {called}"
+    if isinstance(data, Clients):
+        sizes, without = [graph.y.numel() for graph in data], sum(not g.edges.numel() for g in data)
+        held += (
+            f" of {min(sizes):,} to {max(sizes):,} nodes, {sum(sizes):,} together, "
+            f"{without:,} of them without edges"
+        )
+    return "; ".join([held, ", ".join(f"{role} {count:,}" for role, count in roles.items())])
 
 
 # One graph, before a method runs on it ------------------------------------------------------------
@@ -245,35 +220,22 @@ def survey_graph(graph: Graph) -> Description:
     """Describe a graph; ``DataError`` if it is too large for dense features."""
     if graph.x.layout != torch.strided:
         raise DataError(f"data.nodes = {graph.num_nodes}: too many for dense features")
-    n, (source, target) = graph.num_nodes, graph.edge_index
-    degree = torch.bincount(source, minlength=n)
-    labelled = graph.y >= 0
+    n, (source, target), targets = graph.num_nodes, graph.edge_index, graph.targets
+    degree, labelled = torch.bincount(source, minlength=n), graph.y >= 0
     sizes = torch.bincount(graph.y[labelled], minlength=graph.num_classes)
     names = graph.classes or tuple(map(str, range(graph.num_classes)))
     # For a regression, there is one class, which marks the nodes that have a number
-    has_classes = graph.targets is None
-    both = labelled[source] & labelled[target] & has_classes
+    both = labelled[source] & labelled[target] & (targets is None)
     same = (graph.y[source] == graph.y[target])[both]
-    parts, values = component_sizes(graph.edge_index, n), None
+    parts = component_sizes(graph.edge_index, n)
     pairs = ends(undirected(graph.edge_index, n), n)
     if (count := pairs.shape[1]) > SOME_EDGES:
         pairs = pairs[:, torch.arange(SOME_EDGES) * count // SOME_EDGES]
     shared = common_neighbours(graph.edge_index, n, pairs)
-    if graph.targets is not None:
-        around = graph.targets.double()[graph.edge_index]
-        known = around[:, ~around.isnan().any(0)]
-        similar = float(torch.corrcoef(known)[0, 1]) if known.numel() else math.nan
-        given = graph.targets[labelled].double()
-        values = {
-            "least": float(given.min()),
-            "largest": float(given.max()),
-            **Scale.of([given])._asdict(),
-            "correlation-of-neighbours": similar if math.isfinite(similar) else None,
-        }
     figures = {
         "nodes": n,
         "edges": source.numel() // 2,
-        "neighbours": float(degree.double().mean()),
+        "neighbours": _mean(degree),
         "most-neighbours": int(degree.max()),
         "isolated": int((degree == 0).sum()),
         "components": parts.numel(),
@@ -282,22 +244,31 @@ def survey_graph(graph: Graph) -> Description:
         "least-feature": float(graph.x.min()),
         "largest-feature": float(graph.x.max()),
         "non-zero-share": float(graph.x.count_nonzero()) / graph.x.numel(),
-        "closed-edges": float((shared > 0).double().mean()) if len(shared) else 0.0,
+        "closed-edges": _mean(shared > 0),
         "labelled": int(labelled.sum()),
-        **({} if values is None else {"values": values}),
         "classes": dict(zip(names, sizes.tolist(), strict=True)),
-        "homophily": float(same.double().mean()) if same.numel() else None,
+        "homophily": _mean(same) if same.numel() else None,
         "homophily-by-chance": float(((sizes / sizes.sum()) ** 2).sum()),
     }
-    distributions = {"neighbours of a node": counts(degree)}
-    if has_classes:
-        distributions["class of a labelled node"] = counts(graph.y[labelled])
+    spread = {"neighbours of a node": counts(degree)}
+    if targets is None:
+        spread["class of a labelled node"] = counts(graph.y[labelled])
+    else:
+        around = targets.double()[graph.edge_index]
+        similar = float(torch.corrcoef(around[:, ~around.isnan().any(0)])[0, 1])
+        given = targets[labelled].double()
+        figures["values"] = {
+            "least": float(given.min()),
+            "largest": float(given.max()),
+            **Scale.of([given])._asdict(),
+            "correlation-of-neighbours": similar if math.isfinite(similar) else None,
+        }
     if same.numel():
         around = torch.bincount(source[both], minlength=n)
         alike = torch.bincount(source[both], weights=same.double(), minlength=n)
         percent = (100 * alike[around > 0] / around[around > 0]).round().long()
-        distributions["neighbours of its own class (%)"] = counts(percent)
-    return Description(figures, distributions, (), graph.notes, _warnings(figures, graph.x))
+        spread["neighbours of its own class (%)"] = counts(percent)
+    return Description(figures, spread, (), graph.notes, _warnings(figures, graph.x))
 
 
 def is_heterophilous(figures: Tree) -> bool:
@@ -325,8 +296,7 @@ def lines(survey: Description) -> list[str]:
     """Describe the survey in a few lines."""
     f = survey.figures
     if (v := f.get("values")) is not None:
-        found = v["correlation-of-neighbours"]
-        alike = f"numbers of neighbours: correlated by {math.nan if found is None else found:.2f}"
+        alike = f"numbers of neighbours: correlated by {v['correlation-of-neighbours'] or 0:.2f}"
         learnt = (
             f"with task=values numbers from {v['least']:.4g} to {v['largest']:.4g} to learn, mean "
             f"{v['mean']:.4g}, deviation {v['deviation']:.4g}, on {f['labelled']:,} nodes"
@@ -334,11 +304,10 @@ def lines(survey: Description) -> list[str]:
     else:
         sizes, total = f["classes"], max(1, f["labelled"])
         shown = [f"{name}: {_percent(size / total)}" for name, size in [*sizes.items()][:8]]
-        shown += [f"and {len(sizes) - 8} more"] if len(sizes) > 8 else []
+        shown += ["…"] if len(sizes) > 8 else []
         learnt = f"{len(sizes)} classes ({', '.join(shown)}) on {f['labelled']:,} labelled nodes"
         same, chance = (_percent(f[key] or 0.0) for key in ("homophily", "homophily-by-chance"))
         alike = f"{same} of the edges join nodes of one class ({chance} by chance)"
-        alike = "no edge has two labelled ends" if f["homophily"] is None else alike
     return [
         f"{f['nodes']:,} nodes, {f['edges']:,} edges, {f['neighbours']:.1f} neighbours a node "
         f"(at most {f['most-neighbours']:,}; {f['isolated']:,} nodes without), "
@@ -353,7 +322,7 @@ def lines(survey: Description) -> list[str]:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.1 or not share else f"{100 * share:.2g} %"
+    return f"{100 * share:.3g} %"
 
 
 def _warnings(f: Tree, x: Tensor) -> list[str]:
