@@ -6,7 +6,6 @@ the order of the files' names.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -88,8 +88,8 @@ class Clients(list[ClientGraph]):
         clients: Iterable[ClientGraph],
         num_classes: int,
         classes: tuple[str, ...] | None = None,  # by number; None: the numbers are the names
-        notes: Sequence[str] = (),  # notes on what was done to the data
-        treatment: Treatment | None = None,  # treatment of the features, for other nodes
+        notes: Sequence[str] = (),  # on what was done to the data
+        treatment: Treatment | None = None,  # of the features, for other nodes
         whole: Graph | None = None,  # what was divided among the clients; None: each has its own
         is_identified: bool = False,  # whether nodes' identities are the same at all clients
     ) -> None:
@@ -131,8 +131,8 @@ class Clients(list[ClientGraph]):
             torch.cat([getattr(graph, part) for graph in self]) for part in ("x", "y", *PARTS)
         )
         numbers = [graph.targets for graph in self if graph.targets is not None]
-        whole = Graph(x, joined_edges(self), y, self.num_classes, train, val, test, self.classes)
         targets = torch.cat(numbers) if numbers else None
+        whole = Graph(x, joined_edges(self), y, self.num_classes, train, val, test, self.classes)
         return replace(whole, notes=self.notes, targets=targets)
 
 
@@ -161,10 +161,13 @@ def load_folder(
     return clients.replaced(graphs)
 
 
-def read_clients(path: Path | str, how: ReadOptions) -> tuple[Clients, list[NewGraph]]:
+def read_clients(
+    path: Path | str, how: ReadOptions, *, identified: bool = False
+) -> tuple[Clients, list[NewGraph]]:
     """Read the clients' graphs, their labels numbered and features prepared together.
 
-    Masks are empty where a file has none. Logs the changes to all data, and to single clients'.
+    Masks are empty where a file has none. ``identified``: nodes have identities, all numbers or
+    all words. Logs the changes to all data, and to single clients'.
     """
     if how.no_features == ONE_HOT:
         raise DataError("data.no_features='one-hot': of one graph; set data.no_features=degree")
@@ -181,20 +184,26 @@ def read_clients(path: Path | str, how: ReadOptions) -> tuple[Clients, list[NewG
     kinds = {isinstance(file.y, Tensor): file.where for file in files}
     if len(kinds) > 1:
         note = f"labels are numbers at {kinds[True]}, but words at {kinds[False]}: all are words"
-        tell(f"folder {path}", [note], logging.WARNING)
+        tell(f"folder {path}", [Caution(note)])
     with saying(f"folder {path}"):
         labels = number_classes([file.y for file in files], max(declared) or None)
         prepared, notes, treatment = prepare_features(matrices, how.features, how.missing, common)
     for file, x, y in zip(files, prepared, labels.y, strict=True):
         with saying(file.where):
-            graphs.append(file.as_client(len(graphs), x, y))
+            graph = file.as_client(len(graphs), x, y)
+            graphs.append(
+                _named(graph, identities_in(file.values, len(x))) if identified else graph
+            )
+            if identified and (graphs[-1].names is None) != (graphs[0].names is None):
+                raise DataError(f"identities are words here or at {files[0].where}, not at both")
     # One line of each, however many clients there are
     cautions = {note: None for file in files for note in file.notes if isinstance(note, Caution)}
     changes = [*labels.notes, *notes]
     tell(f"data {path}", [*changes, *cautions])
     for file in files:
         tell(file.where, [note for note in file.notes if note not in cautions])
-    return Clients(graphs, labels.num_classes, labels.classes, changes, treatment), files
+    common_parts = labels.num_classes, labels.classes, changes, treatment
+    return Clients(graphs, *common_parts, is_identified=identified), files
 
 
 def client_graph_from_data(
@@ -246,7 +255,7 @@ def ego_from_data(client: int, data: object, identities: Identities) -> ClientGr
     """
     with saying(f"client {client}"):
         found, graph = _alone(client, data)
-        ego = _ego(graph, named_by(identities, found.x.size(0)))
+        ego = _named(graph, named_by(identities, found.x.size(0)))
     tell(f"client {client}", found.notes)
     return ego
 
@@ -257,13 +266,10 @@ def _alone(client: int, data: object, how: ReadOptions = PLAIN) -> tuple[NewGrap
     return found, found.as_client(client, found.x.float(), found.numbers)
 
 
-def _ego(graph: ClientGraph, named: Named) -> ClientGraph:
-    nodes, names = named
-    return replace(graph, nodes=nodes, names=names, called=graph.called or names)
-
-
 # Identities, by which clients recognise common nodes --------------------------------------------
 
+# Keys of nodes' identities, in the order in which they are tried
+IDENTITIES = ("identity", "n_id", "names")
 Identities = Tensor | Sequence[int] | Sequence[str]
 Named = tuple[Tensor, tuple[str, ...] | None]  # numbers of nodes, and their names if they have some
 
@@ -289,21 +295,13 @@ def named_by(identities: Identities, count: int, key: str = "identities") -> Nam
     # The error has the number only, since a server that reads it must not learn identities.
     if twice := sum(times > 1 for times in Counter(given).values()):
         raise DataError(f"{twice} identities are there more than once: must be all different")
-    if kinds == {str}:
-        return torch.arange(count), tuple(given)
-    return torch.tensor(given, dtype=torch.int64), None
+    is_words = kinds == {str}
+    return (torch.arange(count), tuple(given)) if is_words else (torch.tensor(given).long(), None)
 
 
-def _read_identified(path: Path | str, how: ReadOptions) -> tuple[Clients, list[NewGraph]]:
-    """Read clients with the identities of their nodes: all numbers, or all words."""
-    clients, files = read_clients(path, how)
-    for place, file in enumerate(files):
-        with saying(file.where):
-            clients[place] = _ego(clients[place], identities_in(file.values, len(file.x)))
-            if (clients[place].names is None) != (clients[0].names is None):
-                raise DataError(f"identities are words here or at {files[0].where}, not at both")
-    clients.is_identified = True
-    return clients, files
+def _named(graph: ClientGraph, named: Named) -> ClientGraph:
+    nodes, names = named
+    return replace(graph, nodes=nodes, names=names, called=graph.called or names)
 
 
 # Clients that share nodes -----------------------------------------------------------------------
@@ -320,16 +318,16 @@ def load_ego_folder(
     and what is allowed.
     """
     ratios, seed = partition.ratios, seed if partition.seed is None else partition.seed
-    clients, files = _read_identified(path, how)
-    ids, egos = node_numbers(clients), list(clients)
+    clients, files = read_clients(path, how, identified=True)
+    ids = node_numbers(clients)
     if partition.split == GLOBAL:
-        egos = _with_roles(files, egos, ids, ratios, seed)
+        egos = _with_roles(files, clients, ids, ratios, seed)
     else:
-        drawn = zip(files, egos, split_per_client(egos, ratios, seed), strict=True)
+        drawn = zip(files, clients, split_per_client(clients, ratios, seed), strict=True)
         egos = [ego if file.has_masks else new for file, ego, new in drawn]
     if len(egos) > 1 and int(ids.max()) + 1 == len(ids):
         note = "no two clients hold the same node (identity): nothing is shared, each trains alone"
-        tell(f"data {path}", [note], logging.WARNING)
+        tell(f"data {path}", [Caution(note)])
     return clients.replaced(egos)
 
 
@@ -338,7 +336,7 @@ def load_overlapping_folder(
 ) -> Clients:
     """Load PPFL-GNN's clients from a folder, each client's nodes in the order of their ids."""
     ratios, seed = partition.ratios, seed if partition.seed is None else partition.seed
-    clients, files = _read_identified(path, how)
+    clients, files = read_clients(path, how, identified=True)
     words = sorted({word for graph in clients for word in graph.names or ()})
     number, graphs = {word: index for index, word in enumerate(words)}, list[ClientGraph]()
     for graph, file in zip(clients, files, strict=True):
@@ -351,18 +349,18 @@ def load_overlapping_folder(
             if public is not None and public.dim() > 1:
                 raise DataError(f"public is of several splits: must be bool [{n}]")
         order = ids.argsort()
-        held: dict[str, Any] = {key: getattr(graph, key)[order] for key in ("x", "y", *PARTS)}
-        held["nodes"], held["public"] = ids[order], None if public is None else public[order]
-        held["edge_index"] = to_undirected(order.argsort()[graph.edges], n)
-        graphs.append(replace(graph, **held, names=None, called=_pick(own or graph.called, order)))
+        held = {key: getattr(graph, key)[order] for key in ("x", "y", *PARTS)}
+        edges, held["nodes"] = to_undirected(order.argsort()[graph.edges], n), ids[order]
+        called, public = _pick(own or graph.called, order), _pick(public, order)
+        graph = replace(graph, **held, edge_index=edges, names=None, called=called)
+        graphs.append(replace(graph, public=public))
     nodes, where = [graph.nodes for graph in graphs], f"data.name = {str(path)!r}"
     if not any(graph.edges.numel() for graph in graphs):
         raise DataError(f"{where}: no client has an edge, so none can embed")
     if not _at_two(nodes).numel():
         raise DataError(f"{where}: no identity is at two of {len(graphs)} clients")
     # A node that one client holds back is not public at another that says nothing about it.
-    said = [g.nodes if g.public is None else g.nodes[g.public] for g in graphs]
-    common = _at_two(said)
+    common = _at_two([g.nodes if g.public is None else g.nodes[g.public] for g in graphs])
     every = torch.cat([graph.y for graph in graphs])
     classes = every[every >= 0].unique()
     graphs = _with_roles(files, graphs, torch.cat(nodes), ratios, seed)
@@ -381,7 +379,6 @@ def load_overlapping_folder(
 
 
 def _at_two(ids: Iterable[Tensor]) -> Tensor:
-    """Return the ids that at least two clients have."""
     every, counts = torch.cat([*ids]).unique(return_counts=True)
     return torch.as_tensor(every[counts >= 2])
 
@@ -403,9 +400,9 @@ def _with_roles(
 
     def first(rows: Tensor, values: Tensor) -> Tensor:
         """Return the value of the first of some rows that each node has; -1 without any."""
-        found = torch.full(every.shape, len(place))
-        found.scatter_reduce_(0, place[rows], rows.nonzero()[:, 0], "amin")
-        return torch.cat([values, torch.tensor([-1])])[found]
+        found = np.full(len(every), -1)
+        found[place[rows].flip(0).numpy()] = values[rows].flip(0).numpy()  # the last one counts
+        return torch.from_numpy(found)
 
     role = first(given >= 0, given)
     if (clash := (given >= 0) & (given != role[place])).any():
@@ -426,9 +423,6 @@ def _with_roles(
 
 
 # Files of clients ---------------------------------------------------------------------------------
-
-# Keys of nodes' identities, in the order in which they are tried
-IDENTITIES = ("identity", "n_id", "names")
 
 
 def clients_path(data: DataConfig) -> Path | None:
@@ -484,34 +478,29 @@ def _parts(whole: NewGraph, how: ReadOptions) -> list[NewGraph]:
     for key, value in given.items():
         if len(value) != n:
             raise DataError(f"{key}: must have {n} entries, one a node")
-    who = given.pop(CLIENT, [None])
-    if any(isinstance(one, list) for one in who) or all(one is None for one in who):
+    given_names = given.pop(CLIENT, [])
+    who = ["" if one is None else str(one) for one in given_names]
+    names = sorted({*who} - {""}, key=lambda one: one.zfill(20) if one.isdecimal() else one)
+    if not names or any(isinstance(one, list) for one in given_names):
         raise DataError(f"{CLIENT} must be a word or a number a node, at least at one")
-
-    def order(client: object) -> tuple[bool, int, str]:
-        word = str(client)
-        return not word.isdecimal(), int(word) if word.isdecimal() else 0, word
-
-    number = {one: index for index, one in enumerate(sorted({*who} - {None}, key=order))}
+    number = {name: index for index, name in enumerate(names)}
     owner = torch.tensor([number.get(one, -1) for one in who])
+    if not {*IDENTITIES} & {*given}:
+        given["n_id"] = [*range(n)]  # every row is a node of its own
     edges = torch.empty(2, 0).long() if whole.edge_index is None else whole.edge_index
     between, nobody = int((owner[edges[0]] != owner[edges[1]]).sum()) // 2, int((owner < 0).sum())
     left = {"edges between clients": between, "nodes without a client": nobody}
     left_out = [f"{count} {what} left out" for what, count in left.items() if count]
     tell(whole.where, [*whole.notes, *left_out])
     parts = []
-    for client, name in enumerate(number):
-        rows, inside, notes = (owner == client).nonzero()[:, 0], owner[edges] == client, list[str]()
-        own: dict[str, Any] = {"values": {key: _pick(one, rows) for key, one in given.items()}}
-        if not {*IDENTITIES} & {*own["values"]}:
-            own["values"]["n_id"] = rows  # every row is a node of its own
-        own["values"] = whole.values | own["values"]
+    for client, name in enumerate(names):
+        rows, inside = (owner == client).nonzero()[:, 0], (owner[edges] == client).all(0)
         of_nodes = ("x", "y", "names", "targets", *PARTS)
-        own |= {key: _pick(getattr(whole, key), rows) for key in of_nodes}
+        own: dict[str, Any] = {key: _pick(getattr(whole, key), rows) for key in of_nodes}
+        own["values"] = whole.values | {key: _pick(one, rows) for key, one in given.items()}
+        own["edge_weight"], notes = _pick(whole.edge_weight, inside), list[str]()
         if whole.edge_index is not None:
-            own["edge_index"] = torch.searchsorted(rows, edges[:, inside.all(0)])
-        if whole.edge_weight is not None:
-            own["edge_weight"] = whole.edge_weight[inside.all(0)]
+            own["edge_index"] = torch.searchsorted(rows, edges[:, inside])
         if not whole.x.numel():
             own["x"] = made_features(how.no_features, len(rows), own.get("edge_index"), notes)
         parts.append(replace(whole, **own, notes=(*notes,), where=f"{whole.where}, client {name}"))
