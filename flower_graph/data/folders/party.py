@@ -25,6 +25,7 @@ from torch import Tensor
 from flower_graph import __version__
 from flower_graph.config.common import VALUES, RunConfig, keys_of_others
 from flower_graph.data.graph import PARTS, ClientGraph, Graph, take_rows
+from flower_graph.data.sources.datasets import saved_at
 from flower_graph.data.sources.names import GRAPH_FILES, has_ending
 from flower_graph.errors import ConfigError, DataError, told
 from flower_graph.ops.graph import csr_tensor, entries, pointers
@@ -35,8 +36,8 @@ from flower_graph.storage.reading import (
     MOST_RECORD,
     MOST_TENSORS,
     Tree,
-    parse_json,
     read_bytes,
+    read_json,
     read_text,
     reading,
 )
@@ -45,7 +46,7 @@ from flower_graph.storage.writing import make_folder, replaced, saying
 if TYPE_CHECKING:
     from flower_graph.data.folders.client_folder import Clients
 
-FORMAT = 2  # of the folders; a folder of another format is refused
+FORMAT = 3  # of the folders; a folder of another format is refused
 MANIFEST, TENSORS = "manifest.json", "data.safetensors"
 CLIENTS, SERVER = "clients", "server"
 KEY = {CLIENTS: DATA_FOLDER, SERVER: "server-folder"}  # where a folder is named
@@ -67,7 +68,7 @@ KINDS: dict[str, type] = {
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
 # Of a matrix, besides its values: start and columns of each row, and [rows, columns, is dense].
-ENDINGS = ("", ".pointers", ".columns", FORM := ".form")
+ENDINGS = ("", ".pointers", ".columns", ".form")
 
 
 @dataclass(frozen=True)
@@ -109,26 +110,22 @@ class RunData:
 
 def node_data(graph: Graph) -> RunData:
     """Assign each client one node's features, and the server edges, labels and masks."""
-    held = {key: getattr(graph, key) for key in ("edge_index", "y", *PARTS)}
 
     def part(users: range) -> Tensors:
         rows = torch.arange(users.start, users.stop)
         return {USERS: rows, **matrix_tensors("x", take_rows(graph.x, rows))}
 
     (n, f), names = graph.x.shape, _names(graph.classes)
-    server = RunFolder(SERVER, {}, [], n, f, graph.num_classes, names, held)
-    return RunData(server, part, names)
+    held = {key: getattr(graph, key) for key in ("edge_index", "y", *PARTS)}
+    return RunData(RunFolder(SERVER, {}, [], n, f, graph.num_classes, names, held), part, names)
 
 
 def graph_data(graphs: Clients, server: Tree | None = None, clients: Tree | None = None) -> RunData:
     """Assign each client its graph; the server gets only counts, and both get further details."""
 
     def part(numbers: range) -> Tensors:
-        return {
-            f"{client}.{name}": tensor
-            for client in numbers
-            for name, tensor in graph_tensors(graphs[client]).items()
-        }
+        each = ((client, graph_tensors(graphs[client])) for client in numbers)
+        return {f"{client}.{name}": tensor for client, own in each for name, tensor in own.items()}
 
     counts = len(graphs), int(graphs[0].x.shape[1]), graphs.num_classes
     names = _names(graphs.classes)
@@ -172,19 +169,18 @@ def write_run(out: Path, settings: dict[str, object], data: RunData, supernodes:
 
 def write_folder(path: Path, folder: RunFolder) -> None:
     """Write a folder that only its owner can read."""
-    with saying(path):
-        make_folder(path, 0o700, may_exist=False)
-    record: Tree = {name: getattr(folder, name) for name in KINDS}
-    record |= {"versions": {"flower-graph": __version__, "torch": torch.__version__}}
-    contents = {}
+    contents, record = {}, {name: getattr(folder, name) for name in KINDS}
     if folder.tensors:
         # Copies: safetensors takes neither views nor two names for one tensor.
         contents[TENSORS] = save({key: t.contiguous().clone() for key, t in folder.tensors.items()})
     record["sha256"] = {key: hashlib.sha256(one).hexdigest() for key, one in contents.items()}
+    record["versions"] = {"flower-graph": __version__, "torch": torch.__version__}
     contents[MANIFEST] = (json.dumps({"format": FORMAT, **record}, indent=2) + "\n").encode()
-    for name, content in contents.items():
-        with saying(path / name), replaced(path / name) as stream:
-            stream.write(content)
+    with saying(path):
+        make_folder(path, 0o700, may_exist=False)
+        for name, content in contents.items():
+            with replaced(path / name) as stream:
+                stream.write(content)
 
 
 def deciding_settings(config: Tree) -> dict[str, object]:
@@ -192,23 +188,20 @@ def deciding_settings(config: Tree) -> dict[str, object]:
     data = {key: value for key, value in config["data"].items() if key not in _OTHERS}
     if data.get("split_seed", 0) is None:
         data["split_seed"] = config["seed"]
-    result = {f"data.{key}": value for key, value in data.items()}
-    name = str(config["data"]["name"])
+    name, partition = str(data["name"]), dict(config.get("partition", {}))
     if has_ending(name, "/", *GRAPH_FILES) or name.startswith(("/", ".", "~")):
-        result["data.name"] = PurePath(name).name
-    partition = dict(config.get("partition", {}))
+        data["name"] = PurePath(name).name
     own_seed = partition.pop("seed", None)
     # Keys that play no part decide nothing.
     if "method" in partition:
         others = keys_of_others(partition["method"])
         partition = {key: value for key, value in partition.items() if key not in others}
+    result = {"app": config["app"], "seed": config["seed"] if own_seed is None else own_seed}
+    result |= {f"data.{key}": value for key, value in data.items()}
     result |= {f"partition.{key}": value for key, value in partition.items()}
     if "graphless_ratio" in config.get("graph", {}):
         result["graph.graphless_ratio"] = config["graph"]["graphless_ratio"]
-    if config.get("task") == VALUES:
-        result["task"] = VALUES
-    seed = config["seed"] if own_seed is None else own_seed
-    return {"app": config["app"], "seed": seed, **result}
+    return result | ({"task": VALUES} if config.get("task") == VALUES else {})
 
 
 # Reading ----------------------------------------------------------------------------------------
@@ -232,14 +225,11 @@ def server_folder(config: RunConfig, given: str) -> RunFolder | None:
 
 def _open(config: RunConfig, given: str, role: str) -> RunFolder:
     path, settings = Path(given).expanduser().absolute(), deciding_settings(asdict(config))
-    manifest = path / MANIFEST
-    saved = manifest.stat().st_mtime_ns if manifest.is_file() else 0
-    return _opened(path, json.dumps(settings), role, saved)
+    return _opened(path, json.dumps(settings), role, saved_at(str(path / MANIFEST)))
 
 
 @lru_cache(maxsize=64)
 def _opened(path: Path, settings: str, role: str, saved: int) -> RunFolder:
-    """Open a folder once a process; with `saved`, a changed folder is read again."""
     return open_folder(path, json.loads(settings), role)
 
 
@@ -273,24 +263,22 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
         error = DataError(f"{label}: there is no such folder; {HINT[role]}")
         raise told(error, f"{KEY[role]}: cannot be used")
     with reading(file, DataError, f"cannot be used; {HINT[role]}"):
-        record = parse_json(read_bytes(file, 4 * MOST_RECORD))
-        if record["format"] != FORMAT:
-            raise ValueError(f"format: {record['format']!r:.20} must be {FORMAT}")
+        record = read_json(file, 4 * MOST_RECORD)
+        if record["format"] != FORMAT or record["role"] != role:
+            found = f"format: {record['format']!r:.20}, role: {record['role']!r:.40}"
+            raise ValueError(f"{found}: must be {FORMAT} and {role!r}")
         for name, kind in (KINDS | {"sha256": dict}).items():
             if not isinstance(record[name], kind):
                 raise ValueError(f"{name}: {record[name]!r:.40} is unfit")
         own, digests = {name: record[name] for name in KINDS}, record["sha256"]
-        if own["role"] != role:
-            raise ValueError(f"role: {own['role']!r:.40} must be {role!r}")
-        clients = own["clients"]
-        inside = all(type(one) is int and 0 <= one < own["num_clients"] for one in clients)
+        clients, count = own["clients"], own["num_clients"]
+        inside = all(type(one) is int and 0 <= one < count for one in clients)
         if not inside or len({*clients}) < len(clients):
             raise ValueError(f"clients: {clients!r:.40} are not different numbers of clients")
         if not digests.keys() <= {TENSORS}:
             raise ValueError(f"sha256: {[*digests]!r:.60} are none of this format")
     theirs = own["settings"]
-    keys = sorted({*theirs, *settings})
-    keys = keys if theirs.get("app") == settings["app"] else ["app"]
+    keys = sorted({*theirs, *settings}) if theirs.get("app") == settings["app"] else ["app"]
     if differing := [key for key in keys if theirs.get(key) != settings.get(key)]:
         each = [f"{k} is {theirs.get(k)!r}, this run's is {settings.get(k)!r}" for k in differing]
         error = DataError(f"{label}: data folder of another run: {'; '.join(each)}; {MADE}")
@@ -309,27 +297,19 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
 
 
 def matrix_tensors(name: str, x: Tensor) -> Tensors:
-    """Write a matrix of features as its non-zero entries."""
-    # x [n, f]
-    is_dense = x.layout == torch.strided
-    if is_dense and 3 * int(x.count_nonzero()) > x.numel():
-        return {name: x}
-    form = torch.tensor([*x.shape, int(is_dense)])
-    if is_dense:
-        row, column, value = entries(x)
-        x = csr_tensor(pointers(row, len(x)), column, value, (x.size(0), x.size(1)))
-    parts = x.values(), x.crow_indices(), x.col_indices(), form
+    """Write a matrix ``[n, f]`` of features as its non-zero entries, and whether it is dense."""
+    row, column, value = entries(x)
+    form = torch.tensor([*x.shape, int(x.layout == torch.strided)])
+    parts = value, pointers(row, len(x)), column.to(torch.int32), form
     return dict(zip([name + ending for ending in ENDINGS], parts, strict=True))
 
 
 def read_matrix(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
     """Read the output of :func:`matrix_tensors`; the same matrix in the same layout."""
-    if name + FORM not in tensors:
-        return tensors[name]
     values, start, column, form = (tensors[name + ending] for ending in ENDINGS)
     rows, columns, is_dense = form.tolist()
-    csr = csr_tensor(start, column, values, (rows, columns))
-    return csr.to_dense() if is_dense else csr
+    matrix = csr_tensor(start, column, values, (rows, columns))
+    return matrix.to_dense() if is_dense else matrix
 
 
 def graph_tensors(graph: ClientGraph) -> Tensors:
@@ -379,9 +359,7 @@ def write_members(path: Path, members: Iterable[Member]) -> None:
     """Write the list, readable by its owner alone, like all of a data folder."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(HEAD)
-    for one in members:
-        rows.writerow([one.folder, ranges(one.clients), "" if one.node is None else one.node])
+    rows.writerows([HEAD, *((one.folder, ranges(one.clients), one.node) for one in members)])
     with saying(path), replaced(path) as stream:
         stream.write(text.getvalue().encode())
 
@@ -404,9 +382,9 @@ def read_members(folder: Path) -> tuple[Member, ...] | None:
                 raise ValueError(f"node-id: {node!r:.40} is no id of a SuperNode")
             numbered = frozenset(numbers(clients.replace(" ", ""), MOST_CLIENTS))
             members.append(Member(name, numbered, int(node) if node else None))
-        every = [("client", client) for one in members for client in one.clients]
-        every += [("node-id", one.node) for one in members if one.node is not None]
-        for (what, number), times in Counter(every).most_common(1):
+        every = Counter(("client", client) for one in members for client in one.clients)
+        every.update(("node-id", one.node) for one in members if one.node is not None)
+        for (what, number), times in every.most_common(1):
             if times > 1:
                 raise ValueError(f"{what} {number} is there {times} times")
     return tuple(members)
