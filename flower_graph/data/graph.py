@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flower_graph.data.features import Columns, Treatment
 from flower_graph.errors import DataError
-from flower_graph.ops.graph import SortedEdges, csr_tensor, pointers, row_entries
+from flower_graph.ops.graph import SortedEdges, csr_tensor, pointers, row_entries, values_at
 from flower_graph.wire.keys import ROLES
 
 if TYPE_CHECKING:
@@ -251,16 +251,24 @@ def cut_out(
 
     Parts are ascending and may overlap. Edges count in both directions; masks are empty.
     """
-    names, neighbours = getattr(data, "names", None), neighbours or neighbours_of(data)
-    graphs = []
+    neighbours, n, graphs = neighbours or neighbours_of(data), data.y.numel(), []
+    names, targets, weight = (
+        getattr(data, key, None) for key in ("names", "targets", "edge_weight")
+    )
     for client, nodes in enumerate(parts):
         source, other = neighbours.step(nodes)
         target = torch.searchsorted(nodes, other).clamp_(max=nodes.numel() - 1)
         inside = nodes[target] == other
         edges = torch.stack([source[inside], target[inside]])
         graph = ClientGraph.bare(client, take_rows(data.x, nodes), data.y[nodes], edges, nodes)
-        own = None if names is None else tuple(names[node] for node in nodes.tolist())
-        graphs.append(replace(graph, called=own))
+        if names is not None:
+            graph = replace(graph, called=tuple(names[node] for node in nodes.tolist()))
+        if targets is not None:
+            graph = replace(graph, targets=targets[nodes])
+        if weight is not None:
+            own = values_at(nodes[edges], data.edge_index, weight, n)
+            graph = replace(graph, edge_weight=own)
+        graphs.append(graph)
     return graphs
 
 

@@ -27,7 +27,7 @@ from flower_graph.config.common import (
 )
 from flower_graph.config.rules import FRACTION, require
 from flower_graph.config.schema import check_settings
-from flower_graph.data.description import WEIGHT, tell
+from flower_graph.data.description import tell
 from flower_graph.data.graph import (
     ClientGraph,
     WholeGraph,
@@ -40,7 +40,7 @@ from flower_graph.data.graph import (
 )
 from flower_graph.data.graph import cut_out as cut_out
 from flower_graph.errors import DataError
-from flower_graph.ops.graph import SortedEdges, values_at
+from flower_graph.ops.graph import SortedEdges
 from flower_graph.rng import derive_seed, generator
 
 # Ways of cutting by which clients share nodes, each of which has one role at all of them
@@ -65,34 +65,23 @@ def partition_graph(
     most = neighbours.num_nodes
     require(clients <= most, "partition.clients", clients, f"at most {most}, the graph's nodes")
     cut = cut_out(data, parts_of(data.y, neighbours, partition, seed), neighbours)
-    if method == EGO_NETWORKS and partition.split == GLOBAL:
-        cut = split_global(cut, data.y, ratios, seed)
-    elif method == EGO_NETWORKS:
-        cut = split_per_client(cut, ratios, seed)
-    elif method in WITH_COMMON_ROLES:
+    if method in WITH_COMMON_ROLES:
         cut = split_by_class(cut, data.y, ratios, seed)
-    else:
+    elif method != EGO_NETWORKS:
         cut = [split_nodes(graph, ratios, seed) for graph in cut]
-    edges, weight = data.edge_index, getattr(data, WEIGHT, None)
-    targets, n = getattr(data, "targets", None), int(data.y.numel())
-    graphless, graphs = graphless_clients(len(cut), graphless_ratio, seed), []
-    for graph in cut:
-        if targets is not None:
-            graph = replace(graph, targets=targets[graph.nodes])
-        if weight is not None and graph.edge_index is not None:
-            own = values_at(graph.nodes[graph.edge_index], edges, weight, n)
-            graph = replace(graph, edge_weight=own)
-        graphs.append(fewer_trained(made_ready(graph, graphless), partition.train_share, seed))
+    elif partition.split == GLOBAL:
+        cut = split_global(cut, data.y, ratios, seed)
+    else:
+        cut = split_per_client(cut, ratios, seed)
+    graphless, share = graphless_clients(len(cut), graphless_ratio, seed), partition.train_share
+    graphs = [fewer_trained(made_ready(graph, graphless), share, seed) for graph in cut]
     check_training(graphs)
     return graphs
 
 
 def partition_egos(data: WholeGraph, partition: Any, seed: int) -> list[ClientGraph]:
     """Sample egos, and make and split their ego-networks; arguments as of ``partition_graph``."""
-    # The section of a method that only samples egos has no other way to cut, and cannot be set.
-    if partition.method != EGO_NETWORKS:
-        partition = replace(partition, method=EGO_NETWORKS)
-    return partition_graph(data, partition, 0.0, seed)
+    return partition_graph(data, replace(partition, method=EGO_NETWORKS), 0.0, seed)
 
 
 def overlapping_graphs(data: WholeGraph, partition: Any, seed: int) -> list[ClientGraph]:
