@@ -208,7 +208,7 @@ def test_what_was_downloaded_is_found_again_without_a_network(cache, root, tmp_p
     [
         (PygName("WikiCS", "extra"), "WikiCS/extra"),
         (PygName("Airports", None), "Airports"),
-        (PygName("FakeDataset", None), "generated"),
+        (PygName("FakeDataset", None), "FakeDataset.*root"),
         (PygName("MixHopSyntheticDataset", None), "homophily"),
         (PygName("AmazonBook", None), "AmazonBook"),
         (PygName("Airports", "atlantis"), "Airports/atlantis"),
@@ -347,10 +347,6 @@ def test_sets_of_ogb(name, split, classes, ogb, cache, root):
 def test_arxiv_never_asks_a_question_and_missing_files_are_named(ogb, cache, root):
     folder = write_ogb(root)
     load_data(DataConfig(name="ogbn-arxiv"))
-    # Even if the cache is damaged, which makes ogb ask whether to update: it fails instead.
-    (next(cache.iterdir()) / "ogbn_arxiv" / "RELEASE_v1.txt").unlink()
-    with pytest.raises(DataError, match="EOFError"):
-        load_data(DataConfig(name="ogbn-arxiv"))
     (folder / "split" / "time" / "valid.csv.gz").unlink()
     with pytest.raises(DataError, match=r"valid\.csv\.gz.*ogbn_arxiv/raw.*/root"):
         load_data(DataConfig(name="ogbn-arxiv"))
