@@ -58,7 +58,7 @@ from flower_graph.data.partition.client_graphs import (
     split_per_client,
 )
 from flower_graph.data.partition.statistics import client_statistics, node_statistics
-from flower_graph.data.sources.datasets import random_split, select_column
+from flower_graph.data.sources.datasets import random_split
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.ops.graph import SortedEdges
 from flower_graph.strategies.ppfl.config import PartitionConfig
@@ -512,7 +512,6 @@ def drawn(y: list[int], **changes: int) -> Any:
         (lambda: metis_overlapping(SHARED, 120, 1, seed=1), "clients = 120"),
         (lambda: dirichlet(torch.zeros(39).long(), 4, 1e6, seed=0), f"one of 4.*{DRAWS}"),
         (lambda: dirichlet(torch.zeros(1000).long(), 4, 1e-6, seed=0), f"one of 4.*{DRAWS}"),
-        (lambda: select_column(Masks(*(torch.ones(4, k) for k in (3, 2, 3))), 0), r"\[2, 3\]"),
         (lambda: labelled_split(torch.zeros(10), [0.5, 0.01, 0.4], generator=chance()), "10"),
         (drawn([0, 1] * 5), r"data\.num_test = 7: 6"),
         (drawn([0, 0, 0, 1, 0, 0, 0, 0, 0, 0]), r"train_per_class = 2: class 1"),
