@@ -126,7 +126,7 @@ def test_a_page_is_found_in_the_site_by_its_name_or_the_end_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(documentation, "SITE", tmp_path)
-    for name in ("index", "own-data", "reference/configuration", "results/heat-map/README"):
+    for name in ("index", "own-data", "reference/configuration", "results/fedgls/README"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / f"{name}.html").touch()
     opened: list[str] = []
@@ -135,7 +135,7 @@ def test_a_page_is_found_in_the_site_by_its_name_or_the_end_of_it(
         ([], "index.html"),
         (["own-data#splits"], "own-data.html#splits"),
         (["configuration"], "reference/configuration.html"),
-        (["results/heat-map"], "results/heat-map/README.html"),
+        (["results/fedgls"], "results/fedgls/README.html"),
     ):
         assert main(["docs", *asked]) == 0
         assert opened[-1] == capsys.readouterr().out.strip() == f"{tmp_path.as_uri()}/{file}"

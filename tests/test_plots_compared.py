@@ -1,10 +1,8 @@
 """Pictures of any run, and of figures beside each other."""
 
-import math
 from functools import partial
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
@@ -71,20 +69,6 @@ def test_points_have_their_intervals_and_the_papers_marks(drawn: list[Axes]) -> 
     diamonds = [line for line in axes.lines if line.get_marker() == "D"]
     assert [float(line.get_xdata()[0]) for line in diamonds] == [0.7]  # type: ignore[index]
     assert other.get_legend_handles_labels()[1].count("paper") == 1
-
-
-def test_matrices_have_a_number_in_each_field_and_one_scale(drawn: list[Axes]) -> None:
-    numbers = [[0.1, 0.25, float("nan")], [0.3, 0.4, 0.5]]
-    frame = pd.DataFrame(numbers, pd.Index([1, 5], name="mu"), pd.Index([1, 2, 3], name="tau"))
-    plots.plot_matrices(X, {"test": frame}, label="accuracy")
-    shown = ["0.100", "0.250", "0.300", "0.400", "0.500"]
-    assert [text.get_text() for text in drawn[0].texts] == shown
-    assert drawn[1].get_ylabel() == "accuracy", "the bar of the scale"
-    del drawn[:]
-    gains = {"small": [[0.1, -0.3], [0.0, math.nan]], "large": [[0.7, 0.1], [0.2, 0.0]]}
-    plots.plot_matrices(X, {n: pd.DataFrame(one) for n, one in gains.items()}, label="gain")
-    small, large, *_ = drawn
-    assert small.images[0].get_clim() == large.images[0].get_clim() == (-0.7, 0.7)  # white is 0
 
 
 def test_points_over_words(drawn: list[Axes]) -> None:

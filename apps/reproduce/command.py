@@ -1,7 +1,6 @@
 """``flower-graph reproduce``: runs a paper's tables, and puts its numbers beside ours."""
 
 import argparse
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,34 +10,27 @@ import pandas as pd
 from flower_graph.apps.cli.run import default_folder
 from flower_graph.apps.parallel import in_parallel, loaded, workers_for
 from flower_graph.apps.reproduce.page import (
-    Results,
     Row,
     all_rows,
-    choices,
     choices_page,
     draw,
     make_page,
     make_rows,
     markdown,
-    measured_rows,
     missing_runs,
     value_of,
 )
-from flower_graph.apps.reproduce.runs import RUNS, Run, Store, curves_of, run_all, steps_of
-from flower_graph.apps.reproduce.table import TEST, Paper, read_paper
-from flower_graph.apps.run import simulate_whole
+from flower_graph.apps.reproduce.runs import RUNS, Run, Store, run_all, train
+from flower_graph.apps.reproduce.table import TEST, Line, Paper, read_paper
 from flower_graph.config.rules import refuse_key
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.engine.machine import processor
 from flower_graph.errors import ConfigError, DataError
-from flower_graph.storage.files import folder_lock, write_json, write_text
-from flower_graph.storage.reading import read_packed, reading
+from flower_graph.storage.files import folder_lock, write_text
 from flower_graph.storage.writing import make_folder, named
 
 KEYS = ("data", "model", "method")
 READ = "How to read this: [README.md](README.md)."
 LEAST = 0.001  # that a row's figure may differ by when it is run again, besides two deviations
-METRICS = (TEST, "micro-f1")  # of rows that can be run again
 
 
 def reproduce_command(args: argparse.Namespace) -> int:
@@ -53,9 +45,10 @@ def reproduce_command(args: argparse.Namespace) -> int:
             raise ConfigError(f"--only {text!r}: write KEY=VALUE, such as data=Cora")
         only.setdefault(key, []).append(value)
     out = named(args.out or default_folder(args.paper, "reproduce-"))
+    paper = selected(read_paper(args.paper), only, args.seeds, args.rounds)
     if args.again:
-        return 0 if run_again(args.paper, args.again, out, only, args.seeds or ()) else 1
-    reproduce(selected(read_paper(args.paper), only, args.seeds, args.rounds), out)
+        return 0 if run_again(paper, args.again, out, all_seeds=bool(args.seeds)) else 1
+    reproduce(paper, out)
     return 0
 
 
@@ -80,7 +73,7 @@ def reproduce(paper: Paper, out: Path) -> None:
                     run_all(runs, store)
                 finally:
                     write_page(store, paper, left_out)
-        write_page(store, paper, left_out, measured_rows(paper.lines))
+        write_page(store, paper, left_out)
     print(f"tables and pictures in {out}")
 
 
@@ -108,7 +101,11 @@ def selected(
     chosen = replace(paper, tables=tables).having(changed)
     if not chosen.lines:
         raise ConfigError("--only: no table has such a line")
-    chosen.check()
+    for line in [line for lines in chosen.asked for line in lines if line.choices != [()]]:
+        if both := sorted({*line.choosers} & {*line.seeds}):
+            raise ConfigError(f"seeds: {line.words} has {both}, which choose its settings")
+        if not line.choices:
+            raise ConfigError(f"{line.words}: tries, alone: at least one setting is needed")
     return replace(chosen, on_request=() if "table" in only else paper.on_request)
 
 
@@ -129,15 +126,13 @@ def available(paper: Paper) -> tuple[Paper, list[str]]:
     return found, [f"{data}: {why}" for data in left_out]
 
 
-def write_page(
-    store: Store, paper: Paper, left_out: Sequence[str], measured: Results | None = None
-) -> None:
+def write_page(store: Store, paper: Paper, left_out: Sequence[str]) -> None:
     """Write tables and pictures of the runs that were done so far."""
-    if tried := choices(paper.lines, store):
-        write_text(store.out / "choices.md", choices_page(tried, paper.lines))
-    results = make_rows(paper.lines, store) | (measured or {})
-    drawn = draw(store.out, paper, results, store)
-    store.write(all_rows(results), tried)
+    if text := choices_page(paper.lines, store):
+        write_text(store.out / "choices.md", text)
+    results = make_rows(paper.lines, store)
+    drawn = draw(store.out, paper, store)
+    store.write(all_rows(results))
     of_asked = dict.fromkeys(line for group in paper.asked for line in group)
     missing = [*left_out, *missing_runs([*of_asked], store)]
     notes = [READ] if (store.out / "README.md").is_file() else []
@@ -147,66 +142,49 @@ def write_page(
 # Rows that are run again -------------------------------------------------------------------------
 
 
-def run_again(
-    paper: str, folder: Path, out: Path, only: Mapping[str, Sequence[str]], seeds: Sequence[int]
-) -> bool:
-    """Run rows of a folder's table again, write the results, and return whether all are near."""
-    path = folder / RUNS
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file: name a folder that `reproduce` wrote")
-    with reading(path, DataError, "not the table of a `reproduce`"):
-        again = runs_of_rows(read_packed(path)["rows"], only, seeds)
-    if not again:
-        raise ConfigError(f"--only, --seeds: no such row of {path} can be run again")
-    print(f"{len(again)} runs", flush=True)
+def run_again(paper: Paper, folder: Path, out: Path, *, all_seeds: bool = False) -> bool:
+    """Run lines of a folder's table again, write the results, and return whether all are near.
+
+    Each line is run with its first seed, or with all of them.
+    """
+    if not (folder / RUNS).is_file():
+        raise DataError(f"{folder / RUNS}: there is no such file: name a folder of `reproduce`")
+    store = Store(folder)
+    tasks = [
+        (line, store.run(line, seed), results)
+        for line, (results, *_) in make_rows(paper.lines, store).items()
+        if not line.trained
+        for seed in (line.seeds if all_seeds else line.seeds[:1])
+    ]
+    if not tasks:
+        raise ConfigError(f"--only, --seeds: no such row of {folder / RUNS} can be run again")
+    print(f"{len(tasks)} runs", flush=True)
     make_folder(out)
-    done: list[Row] = []
-    for _, rows, _ in in_parallel(compared, [*again.items()]):
-        done += rows
-        about = {"paper": paper, "machine": platform.machine(), "processor": processor()}
-        write_json(out / "again.json", {**about, "rows": done})
-        write_text(out / "again.md", _table(done) + "\n")
-        print(_table(rows), flush=True)
+    done = pd.DataFrame()
+    for _, rows, _ in in_parallel(compared, tasks):
+        done = pd.concat([done, pd.DataFrame(rows)])
+        print(markdown(pd.DataFrame(rows)), flush=True)
+        write_text(out / "again.md", markdown(done) + "\n")
     print(f"table in {out}")
-    return all(one["near"] for one in done)
+    return set(done[""]) == {"near"}
 
 
-def runs_of_rows(
-    rows: Sequence[Row], only: Mapping[str, Sequence[str]], seeds: Sequence[int]
-) -> dict[Run, list[Row]]:
-    """Return the runs behind the selected rows, each with its rows."""
-    result: dict[Run, list[Row]] = {}
-    for row in rows:
-        how = row["settings"]
-        asked = all(str(row.get(key, "")) in values for key, values in only.items())
-        if row["metric"] not in METRICS or how["centralised"] or "client" in row or not asked:
+def compared(line: Line, run: Run, rows: Mapping[str, Row]) -> list[dict[str, str]]:
+    """Do a run, and compare its figures with the committed rows of its line."""
+    curves, found = train(run.settings), []
+    for figure in line.wanted:
+        row = rows.get(figure.label)
+        if row is None or figure.name not in (TEST, "micro-f1") or run.seed not in row["seeds"]:
             continue
-        for seed in [one for one in seeds or row["seeds"][:1] if one in row["seeds"]]:
-            run = Run(how["config"], (*how["overrides"],), seed, how["rounds"])
-            result.setdefault(run, []).append(row)
-    return result
-
-
-def compared(run: Run, rows: Sequence[Row]) -> list[Row]:
-    """Do a run, and compare its figure of each row with the committed one."""
-    curves = curves_of(*simulate_whole(run.settings), *steps_of(run.settings))
-    found = []
-    for row in rows:
         committed = row["values"][row["seeds"].index(run.seed)]
-        again = value_of(row["metric"], curves, row, run.settings)
+        again = value_of(figure.name, curves, {**line.keys, **figure.keys}, run.settings)
         assert again is not None
-        keys = ("table", "data", "model", "method", "metric", "classifier", "iteration")
         tolerance = LEAST + 2 * row["std"]
         found.append(
-            {key: row[key] for key in keys if key in row}
-            | {"seed": run.seed, "settings": row["settings"]}
-            | {"committed": committed, "again": again, "deviation over seeds": row["std"]}
-            | {"tolerance": tolerance, "near": abs(again - committed) <= tolerance}
+            {key: row[key] for key in ("table", "data", "model", "method")}
+            | {"figure": figure.label, "seed": str(run.seed)}
+            | {"committed": f"{committed:.4f}", "again": f"{again:.4f}"}
+            | {"tolerance": f"{tolerance:.4f}"}
+            | {"": "near" if abs(again - committed) <= tolerance else "**not near**"}
         )
     return found
-
-
-def _table(results: Sequence[Row]) -> str:
-    frame = pd.DataFrame(results, dtype=object).drop(columns="settings")
-    frame["near"] = frame["near"].map({True: "near", False: "**not near**"})
-    return markdown(frame.map(lambda one: f"{one:.4f}" if isinstance(one, float) else one))

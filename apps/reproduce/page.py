@@ -2,27 +2,25 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import product
-from math import isfinite
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
-from flower_graph.apps.parallel import loaded, worker_pool
-from flower_graph.apps.reproduce.runs import AXES, Curves, Run, Store, tried
+from flower_graph.apps.parallel import loaded
+from flower_graph.apps.reproduce.runs import AXES, Curves, Store, tried
 from flower_graph.apps.reproduce.table import (
     END,
     LAST,
+    STRUCTURE,
     TEST,
     VALIDATION,
     WITHIN,
     Figure,
     Line,
     Paper,
-    Settings,
     function,
 )
 from flower_graph.errors import ConfigError
@@ -38,10 +36,9 @@ from flower_graph.report.significance import (
     paired,
 )
 from flower_graph.storage.reading import Tree
-from flower_graph.wire.keys import SCORES, VALUE_SCORES
+from flower_graph.wire.keys import ACCURACY, SCORES, VALUE_SCORES
 
 PATIENCE = 50  # rounds without improvement, where a config has none of its own
-BEST = "best-val-"  # begins the name of a figure, which ends with its metric
 NONE = "–"  # stands for a figure that is not there
 HOW = """\
 Mean ± sample deviation over the n seeds that were run; each seed draws other splits, clients and
@@ -62,129 +59,100 @@ CHOICES = """# How settings were chosen
 
 Of each row's settings that with the best mean validation {metric}, in the round where that is best,
 is taken (**bold**); no choice looked at a test {metric}. *Rounds* are those run, for each seed;
-*ended*: validation had stopped improving in all of them. All figures: `choices` in `runs.json.xz`.
+*ended*: validation had stopped improving in all of them. `runs.json.xz` has the runs.
+"""
+UNEQUAL = """
+Not all choose among equally many: {more}, the others {few}. Among more settings the best
+validation is higher by chance alone.
 """
 
 Row = Tree
-Results = dict[Line, list[Row]]
+Results = dict[Line, list[dict[str, Row]]]  # a line's rows by label, of each group of clients
 
 
 def make_rows(lines: Sequence[Line], store: Store) -> Results:
     """Make the rows of all runs that were done, with p values corrected (Holm)."""
     results: Results = {}
     for line in lines:
-        if store.runs(line):
-            made = [_row_of(line, figure, lines, store) for figure in line.wanted]
-            results[line] = [row for row in made if row]
+        runs = store.runs(line)
+        for group in range(max((len(run.groups) or 1 for run in runs.values()), default=0)):
+            made = {one.label: _row(line, one, group, lines, store) for one in line.wanted}
+            if rows := {label: row for label, row in made.items() if row}:
+                results.setdefault(line, []).append(rows)
     correct(all_rows(results))
     return results
 
 
 def all_rows(results: Results) -> list[Row]:
     """List the rows of all lines."""
-    return [row for rows in results.values() for row in rows]
+    return [row for groups in results.values() for rows in groups for row in rows.values()]
 
 
-def _row_of(line: Line, figure: Figure, lines: Sequence[Line], store: Store) -> Row | None:
+def _row(line: Line, figure: Figure, group: int, lines: Sequence[Line], store: Store) -> Row | None:
     """Make a row of one figure; None where no run has it."""
-    values, paper = _values_of(line, figure, store), line.paper.get(figure.label)
+    runs, settings, tested = store.runs(line), store.settings(line), {}
+    values, paper = _values(line, figure, group, store), line.paper.get(figure.label)
     if figure.over:
-        place = (line.table, line.names[0], line.keys, figure.over)
-        others = [o for o in lines if (o.table, o.names[0], o.keys, o.method) == place]
+        place = (line.table, line.data, line.keys, figure.over)
+        others = [o for o in lines if (o.table, o.data, o.keys, o.method) == place]
         if not others:
             return None
         other = min(others, key=lambda other: other.model != line.model)
-        values = differences(values, _values_of(other, figure, store))
-        ours, theirs = line.paper.get(TEST), other.paper.get(TEST)
+        values = differences(values, _values(other, figure, group, store))
+        tested = paired([*values.values()])
+        ours, theirs = _mean(line.paper.get(TEST)), _mean(other.paper.get(TEST))
         if figure.of == TEST and paper is None and ours is not None and theirs is not None:
             paper = ours - theirs
     if not any(map(math.isfinite, values.values())):
         return None
-    made = _row(line, figure.name, values, store.settings(line), store.runs(line))
-    tested = paired([*values.values()]) if figure.over else {}
-    more = line.also.get(figure.name, {})
-    return {**made, "paper": paper, **line.keys, **figure.keys, **more, **tested}
-
-
-def _values_of(line: Line, figure: Figure, store: Store) -> dict[int, float]:
-    """Return a figure of a line's runs by seed, where they have it."""
-    keys, config = {**line.keys, **figure.keys}, loaded(line.config, store.settings(line))
-    name, runs = figure.of or figure.name, store.runs(line)
-    values = {seed: value_of(name, curves, keys, config) for seed, curves in runs.items()}
-    return {seed: value for seed, value in values.items() if value is not None}
-
-
-def _row(
-    line: Line,
-    metric: str,
-    values: Mapping[int, float],
-    settings: Settings,
-    runs: Mapping[int, Curves],
-) -> Row:
-    """Make one row; every paper's table has this form."""
     return {
-        "table": line.table,
-        **dict(zip(("data", "model", "method"), line.names, strict=True)),
-        "metric": metric,
-        "paper": line.paper.get(metric),
+        **{key: getattr(line, key) for key in ("table", "data", "model", "method")},
+        "metric": figure.name,
+        "paper": paper,
         **describe([*values.values()]),
         "seeds": [*values],
-        "settings": {
-            "config": line.config,
-            "overrides": [*settings],
-            "rounds": line.rounds or loaded(line.config, (*settings,)).rounds,
-            "centralised": bool(line.trained),
-        },
-        **to_the_end(line, {seed: runs[seed] for seed in values if seed in runs}, (*settings,)),
+        "config": line.config,
+        "settings": settings,
+        "limit": line.rounds or loaded(line.config, settings).rounds,
+        **to_the_end(line, {seed: runs[seed] for seed in values if seed in runs}, settings),
+        **line.keys,
+        **figure.keys,
+        **next((run.groups[group][0] for run in runs.values() if run.groups), {}),
+        **tested,
     }
+
+
+# Any: a figure of the paper's, alone or with its deviation
+def _mean(paper: Any) -> Any:
+    return paper[0] if isinstance(paper, tuple) else paper
+
+
+def _values(line: Line, figure: Figure, group: int, store: Store) -> dict[int, float]:
+    """Return a figure of a line's runs by seed, where they have it."""
+    keys, config = {**line.keys, **figure.keys}, loaded(line.config, store.settings(line))
+    name = figure.of or figure.name
+    values = {
+        seed: run.groups[group][1].get(name) if run.groups else value_of(name, run, keys, config)
+        for seed, run in store.runs(line).items()
+    }
+    return {seed: value for seed, value in values.items() if value is not None}
 
 
 def to_the_end(line: Line, runs: Mapping[int, Curves], settings: tuple[str, ...]) -> Row:
     """Return the rounds that were run, whether all runs ended, and how many were left out."""
     curves = [*runs.values()]
-    if not curves or (line.trained and all(math.isnan(one.cross_entropy[0]) for one in curves)):
+    if not curves or (
+        line.trained and all(not one.loss or math.isnan(one.loss[0]) for one in curves)
+    ):
         return {}  # measured, or nothing is trained
     config = loaded(line.config, settings)
     patience, most = config.patience, line.rounds or config.rounds
     still = [seed for seed, each in runs.items() if not each.ended(patience or PATIENCE)]
     # Of what patience ended, the round that was on its way may be the best by a little.
-    ended = all(patience and len(runs[seed].val_accuracy) < most for seed in still)
+    ended = all(patience and len(runs[seed].loss) < most for seed in still)
     more = {"left_out": max(one.left_out for one in curves), "best_last": still if ended else []}
-    summary = {"rounds": [len(each.val_accuracy) for each in curves], "ended": ended}
+    summary = {"rounds": [len(each.loss) for each in curves], "ended": ended}
     return summary | {key: value for key, value in more.items() if value}
-
-
-def choices(lines: Sequence[Line], store: Store) -> list[Row]:
-    """List the settings that were tried for the lines, each once, with its validation."""
-    rows: dict[str, Row] = {}
-    for line in lines:
-        taken = store.chosen(line)
-        for choice, runs in tried(line).items():
-            curves = {run.seed: found for run in runs if (found := store.get(run))}
-            if curves and runs[0].key not in rows:
-                metric = next(iter(curves.values())).metric
-                best = {seed: found.best_val for seed, found in curves.items()}
-                made = _row(line, BEST + metric, best, runs[0].overrides, curves) | {"paper": None}
-                only = [one for one in choice if any(one not in c for c in line.choices)]
-                made |= {**line.keys, "where": line.words, "tried": only}
-                rows[runs[0].key] = made | {"taken": choice == taken}
-    return [*rows.values()]
-
-
-def measured_rows(lines: Sequence[Line]) -> Results:
-    """Make the rows that are measured directly, while nothing else is running."""
-    results: Results = {}
-    for line in [line for line in lines if line.measure]:
-        run = Run(line.config, (*line.settings,), line.seeds[0], line.rounds)
-        with worker_pool(1) as pool:
-            groups = pool.submit(function(line.measure), run.settings).result()
-        results[line] = [
-            _row(line, metric, {run.seed: value}, line.settings, {})
-            | {**line.keys, **keys, **line.also.get(metric, {})}
-            for keys, figures in groups
-            for metric, value in figures.items()
-        ]
-    return results
 
 
 def missing_runs(lines: Sequence[Line], store: Store) -> list[str]:
@@ -192,15 +160,13 @@ def missing_runs(lines: Sequence[Line], store: Store) -> list[str]:
     found = {
         line.words: f"{line.words}: {done} of {len(line.seeds)} runs"
         for line in lines
-        if not line.measure and (done := len(store.runs(line))) < len(line.seeds)
+        if (done := len(store.runs(line))) < len(line.seeds)
     }
     return [*found.values()]
 
 
 # The figures of a run ----------------------------------------------------------------------------
 
-
-STRUCTURE = ("precision", "recall", "homophily", "degree", "true-homophily", "true-degree")
 ALIGNED = ("precision-1", "precision-5", "precision-10")
 BUDGET = ("epsilon-of-a-round", "noise-multiplier")
 MICRO_F1 = ("micro-f1", "sum-of-micro-f1")
@@ -213,9 +179,9 @@ FORMS = {
     LAST: ("last", ".3f", True),
     VALIDATION: ("best validation", ".3f", True),
     **{f"test-{one}-at-best-val": (one.upper(), ".3f", True) for one in SCORES[1:]},
-    **{f"{BEST}{one}": SHARE for one in SCORES[1:]},
+    **{f"best-val-{one}": SHARE for one in SCORES[1:]},
     **{f"test-{one}-at-best-val": (one.upper(), ".2f", True) for one in VALUE_SCORES},
-    **{f"{BEST}{one}": ("best validation", ".2f", True) for one in VALUE_SCORES},
+    **{f"best-val-{one}": ("best validation", ".2f", True) for one in VALUE_SCORES},
     **dict.fromkeys(("degree", "true-degree"), ("", ".1f", True)),
     "rounds": ("", ".0f", False),
     "steps-a-client": ("steps", ".0f", False),
@@ -235,49 +201,28 @@ def value_of(name: str, run: Curves, keys: Tree, config: Any) -> float | None:
     """Return a figure of a run, by the keys of its row and the run's config; None: it has none."""
     if name not in FORMS:
         raise ConfigError(f"figure: {name!r} is not one of {', '.join(FORMS)}")
-    if name.endswith("-at-best-val"):
-        return run.score(name.removeprefix("test-").removesuffix("-at-best-val"), "test")
-    if name.startswith(BEST):
-        return run.score(name.removeprefix(BEST), "val")
-    if name == WITHIN:
-        return _within(run, keys["within"])
+    if name == WITHIN and keys["within"] != END:
+        number, _, axis = keys["within"].partition(" ")
+        if axis not in AXES or not number.replace(".", "", 1).isdigit():
+            raise ConfigError(
+                f"within: {keys['within']!r}; write NUMBER and one of {', '.join(AXES)}"
+            )
+        reached = bisect_right(run.spent(axis), float(number))
+        return run.best_so_far[reached - 1] if reached else None
     if name in BUDGET:
         return float(str(spent_privacy(config.privacy, config.rounds)[name]))
     if name in MICRO_F1 and "classifier" in keys:
-        clients = config.partition.clients
         values = run.judged.get(keys["classifier"], {}).get("test", [])
-        if len(values) != clients:
+        if len(values) != config.partition.clients:
             return None
         mean = values[keys["client"] - 1] if "client" in keys else fmean(values)
-        return mean * clients if name == "sum-of-micro-f1" else mean
+        return mean * len(values) if name == "sum-of-micro-f1" else mean
     if name in (*MICRO_F1, *ALIGNED):
         # The value of an iteration, or the last value if the run ended before
-        curve = {"micro-f1": run.test_accuracy, **run.alignment}.get(name, [])
+        curve = {"micro-f1": run.scores[ACCURACY]["test"], **run.alignment}.get(name, [])
         index = min(keys.get("iteration", 0), len(curve)) - 1
         return curve[index] if curve else math.nan
-    spent = {"steps-a-client": run.spent("steps"), "MiB-a-client": run.spent("MiB")}
-    whole = {
-        "rounds": len(run.test_accuracy),
-        LAST: run.test_accuracy[-1],
-        "val-accuracy-last": run.val_accuracy[-1],
-        "seconds-per-round": run.seconds_per_round,
-        "run-seconds": run.run_seconds,
-        "uplink-mib": sum(run.bytes_up.values()) / 2**20,
-        **{key: amounts[-1] for key, amounts in spent.items() if amounts},
-        **run.structure,
-    }
-    return whole.get(name)
-
-
-def _within(run: Curves, budget: str) -> float | None:
-    """Return the test accuracy at the best validation within a budget, such as ``100 rounds``."""
-    if budget == END:
-        return run.test_at_best_val
-    number, _, axis = budget.partition(" ")
-    if axis not in AXES or not number.replace(".", "", 1).isdigit():
-        raise ConfigError(f"within: {budget!r}; write NUMBER and one of {', '.join(AXES)}")
-    reached = bisect_right(run.spent(axis), float(number))
-    return run.best_so_far[reached - 1] if reached else None
+    return run.whole.get(TEST if name == WITHIN else name)
 
 
 # The page ----------------------------------------------------------------------------------------
@@ -291,14 +236,13 @@ def make_page(
     notes: Sequence[str] = (),
 ) -> str:
     """Write the whole page; a table without rows is not on it."""
-    lines = paper.lines
-    how = HOW.format(choices=" ([choices.md](choices.md))" * any(line.has_choice for line in lines))
+    lines, link = paper.lines, " ([choices.md](choices.md))"
+    how = HOW.format(choices=link * any(len(line.choices) > 1 for line in lines))
     parts = [f"# {paper.title}", *notes, how]
-    several = len({line.names[0] for line in lines}) > 1
+    several = len({line.data for line in lines}) > 1
     places: dict[tuple[str, str], Results] = {}
-    for line in lines:
-        if rows := results.get(line):
-            places.setdefault((line.table, line.names[0]), {})[line] = rows
+    for line, groups in results.items():
+        places.setdefault((line.table, line.data), {})[line] = groups
     for (table, data), of_place in places.items():
         parts.append(f"## {table}, {data}" if several else f"## {table}")
         # One table of plain figures, and one for each kind of keys
@@ -306,7 +250,7 @@ def make_page(
         for figure in [figure for line in of_place for figure in line.wanted]:
             kinds.setdefault(next(iter(figure.keys), ""), {}).setdefault(figure.label, figure)
         for kind, figures in kinds.items():
-            if text := _table(of_place, [*figures.values()], paper.scale):
+            if text := _table(of_place, figures, paper.scale):
                 parts += [BUDGETS, text] if kind == "within" else [text]
     if pictures:
         drawn = ", ".join(f"`{name}`" for name in pictures)
@@ -316,51 +260,50 @@ def make_page(
     return "\n\n".join(parts) + "\n"
 
 
-def _table(results: Results, figures: Sequence[Figure], scale: int) -> str:
+def _table(results: Results, figures: Mapping[str, Figure], scale: int) -> str:
     """Write a table with a row for each line, or for each group that was measured of it."""
     keys = [*(key for line in results for key in line.keys), "group", "clients"]
-    labels = [name for one in map(_heading, figures) for name in (one, PAPERS + one)]
-    columns = ["method", "model", *keys, *labels, MEMORY, "settings", "n"]
-    records = []
-    for line, rows in results.items():
-        for group in dict.fromkeys(row.get("group") for row in rows):
-            here, cells = [row for row in rows if row.get("group") == group], {}
-            for figure in figures:
-                for row in [row for row in _of(figure, here) if isfinite(row["mean"])]:
-                    cells[_heading(figure)] = written(figure, row, scale)
-                    if row["paper"] is not None:
-                        factor, spec, _ = _form(figure, scale)
-                        # A paper prints one digit more than a share of the nodes needs
-                        text = format(factor * row["paper"], ".4f" if spec == ".3f" else spec)
-                        text += f" ± {row['paper-std']:.4f}" if "paper-std" in row else ""
-                        cells[PAPERS + _heading(figure)] = text
-                    if row.get("paper-gpu-memory-percent"):
-                        cells[MEMORY] = f"{row['paper-gpu-memory-percent']:.2f}"
-            if cells:
-                cells |= {"method": line.names[2] + marks(here), "model": line.model}
-                cells |= {key: here[0][key] for key in keys if key in here[0]}
-                if not line.measure:
-                    cells["n"] = str(len(here[0]["seeds"]))
-                if line.has_choice:
-                    chosen = here[0]["settings"]["overrides"][len(line.settings) :]
-                    names = [one[one.rfind(".", 0, one.find("=")) + 1 :] for one in chosen]
-                    cells["settings"] = " ".join(names)
-                records.append(cells)
+    labels = [name for one in map(_heading, figures.values()) for name in (one, PAPERS + one)]
+    columns = ["method", "model", *keys, *labels]
+    columns += [*(name for line in results for name in line.columns), "settings", "n"]
+    records, budgets = [], dict[str, list[Row]]()
+    for line, rows in [(line, rows) for line, groups in results.items() for rows in groups]:
+        here = {k: rows[k] for k in figures if k in rows and math.isfinite(rows[k]["mean"])}
+        if not here:
+            continue
+        first = next(iter(rows.values()))
+        cells = {key: first[key] for key in keys if key in first} | dict(line.columns)
+        cells |= {"method": line.method + marks(rows.values()), "model": line.model}
+        cells["n"] = "" if line.is_timed else str(len(first["seeds"]))
+        if len(line.choices) > 1:
+            chosen = first["settings"][len(line.settings) :]
+            cells["settings"] = " ".join(
+                one[one.rfind(".", 0, one.find("=")) + 1 :] for one in chosen
+            )
+        for label, row in here.items():
+            figure = figures[label]
+            cells[_heading(figure)] = written(figure, row, scale)
+            if (mean := _mean(row["paper"])) is not None:
+                factor, spec, _ = _form(figure, scale)
+                # A paper prints one digit more than a share of the nodes needs
+                text = format(factor * mean, ".4f" if spec == ".3f" else spec)
+                text += "" if mean is row["paper"] else f" ± {row['paper'][1]:.4f}"
+                cells[PAPERS + _heading(figure)] = text
+            if figure.name == WITHIN:
+                budgets.setdefault(_heading(figure), []).append(row)
+        records.append(cells)
     if not records:
         return ""
-    if any(one.name == WITHIN for one in figures):
-        best = {_heading(one): winner(_of(one, all_rows(results))) for one in figures}
-        records.append({"method": "*Best*", **best})
+    if budgets:
+        records.append(
+            {"method": "*Best*"} | {name: winner(rows) for name, rows in budgets.items()}
+        )
     frame = pd.DataFrame(records, columns=[*dict.fromkeys(columns)])
     frame = frame.replace("", None).dropna(axis=1, how="all")
     return markdown(frame if frame["model"].nunique() > 1 else frame.drop(columns="model"))
 
 
-def _of(figure: Figure, rows: Sequence[Row]) -> list[Row]:
-    return [r for r in rows if r["metric"] == figure.name and figure.keys.items() <= r.items()]
-
-
-PAPERS, MEMORY = "paper's ", "paper, % of GPU memory"
+PAPERS = "paper's "
 
 
 def _heading(figure: Figure) -> str:
@@ -381,7 +324,7 @@ def _form(figure: Figure, scale: int) -> tuple[float, str, bool]:
     return (scale, ".1f", spread) if is_percent else (1, spec, spread)
 
 
-def written(figure: Figure, row: Row, scale: int) -> str:
+def written(figure: Figure, row: Row, scale: int = 1) -> str:
     """Write a row's mean, with the deviation where there are several seeds, and the test."""
     factor, spec, spread = _form(figure, scale)
     text = format(factor * row["mean"], spec)
@@ -395,8 +338,6 @@ def written(figure: Figure, row: Row, scale: int) -> str:
 
 def winner(rows: Sequence[Row]) -> str:
     """Name the method with the best mean, and those that do not differ from it significantly."""
-    if not rows:
-        return NONE
     # `mse` of `test-mse-at-best-val`
     metric = rows[0].get("metric", "").removeprefix("test-").removesuffix("-at-best-val")
     best = max(rows, key=lambda row: merit(metric, row["mean"]))
@@ -422,7 +363,7 @@ def marks(rows: Collection[Row]) -> str:
 
 def cut_off(rows: Collection[Row]) -> str:
     """Name the number of rounds if some run had not stopped improving."""
-    rounds = [row["settings"]["rounds"] for row in rows if row.get("ended") is False]
+    rounds = [row["limit"] for row in rows if row.get("ended") is False]
     return f", {max(rounds)} rounds" if rounds else ""
 
 
@@ -433,96 +374,71 @@ def markdown(frame: pd.DataFrame) -> str:
     return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
 
 
-def choices_page(choices: Sequence[Row], lines: Sequence[Line]) -> str:
-    """Write the page about how settings were chosen."""
-    columns = ["row", "settings", "best validation", "seeds", "rounds", "ended"]
-    cells = [
-        [
-            row["where"],
-            (" ".join(row["tried"]) or "as it ships").join(["**" * row["taken"]] * 2),
-            written(Figure(row["metric"]), row, 1),
-            *(", ".join(map(str, row[name])) for name in ("seeds", "rounds")),
-            "yes" if row["ended"] else "no",
-        ]
-        for row in choices
-    ]
-    metrics = dict.fromkeys(row["metric"].removeprefix(BEST) for row in choices)
-    tried = {line.method: len(line.choices) for line in lines if line.has_choice}
-    few = min(tried.values())
-    more = [f"{method} {count}" for method, count in tried.items() if count > few]
-    unequal = (
-        f"Not all choose among equally many: {', '.join(more)}, the others {few}. Among more "
-        "settings the best validation is higher by chance alone.\n\n"
-    )
-    text = CHOICES.format(metric=" or ".join(metrics))
-    return f"{text}\n{unequal if more else ''}{markdown(pd.DataFrame(cells, columns=columns))}\n"
+def choices_page(lines: Sequence[Line], store: Store) -> str | None:
+    """Write the page about how settings were chosen, each tried setting once; None: none were."""
+    rows, metrics = dict[str, dict[str, str]](), dict[str, None]()
+    for line in lines:
+        taken = store.chosen(line)
+        for choice, runs in tried(line).items():
+            curves = {run.seed: found for run in runs if (found := store.get(run))}
+            if not curves or runs[0].key in rows:
+                continue
+            metric = next(iter(curves.values())).metric
+            metrics[metric] = None
+            row = describe([one.best("val") for one in curves.values()]) | {"seeds": [*curves]}
+            only = [one for one in choice if any(one not in c for c in line.choices)]
+            end = to_the_end(line, curves, runs[0].overrides)
+            rows[runs[0].key] = {
+                "row": line.words,
+                "settings": (" ".join(only) or "as it ships").join(["**" * (choice == taken)] * 2),
+                "best validation": written(Figure(f"best-val-{metric}"), row),
+                "seeds": ", ".join(map(str, curves)),
+                "rounds": ", ".join(map(str, end["rounds"])),
+                "ended": "yes" if end["ended"] else "no",
+            }
+    if not rows:
+        return None
+    counts = {line.method: len(line.choices) for line in lines if len(line.choices) > 1}
+    more = [f"{method} {count}" for method, count in counts.items() if count > min(counts.values())]
+    unequal = UNEQUAL.format(more=", ".join(more), few=min(counts.values())) if more else ""
+    text = CHOICES.format(metric=" or ".join(metrics)) + unequal
+    return f"{text}\n{markdown(pd.DataFrame([*rows.values()]))}\n"
 
 
 # Pictures ----------------------------------------------------------------------------------------
 
 
-class Shown(NamedTuple):
-    """The runs and the rows of one line, as functions of pictures take them."""
-
-    line: Line
-    runs: dict[int, Curves]
-    rows: list[Row]
-
-
-Drawing = Sequence[Shown]
-Options = Mapping[str, Any]  # of a ``Picture``
-
-
-def draw(out: Path, paper: Paper, results: Results, store: Store) -> list[str]:
+def draw(out: Path, paper: Paper, store: Store) -> list[str]:
     """Draw pictures, and return the names of those for which there was anything."""
     names = []
-    present = dict.fromkeys(line.data for line in paper.lines)
     for picture in paper.pictures:
-        kind = KINDS.get(picture.kind) or function(picture.kind)
-        data = [name for name in picture.data or present if name in present]
-        for of_file in [[one] for one in data] if "{data}" in picture.file else [data]:
-            shown = []
-            for name, (table, methods) in product(of_file, picture.tables.items()):
-                here = [line for line in results if (line.table, line.data) == (table, name)]
-                for method in methods or dict.fromkeys(line.method for line in here):
-                    chosen = [line for line in here if line.method == method]
-                    shown += [Shown(line, store.runs(line), results[line]) for line in chosen]
-            file = picture.file.replace("{data}", "".join(of_file[:1]).lower())
-            if kind(out / file, shown, picture.options):
-                names.append(file)
+        shown = {
+            line: list(store.runs(line).values())
+            for line in paper.lines
+            if line.table in picture.tables
+            and line.method in (picture.tables[line.table] or [line.method])
+            and line.data in (picture.data or [line.data])
+        }
+        kind = function(picture.draw) if picture.draw else curves
+        if kind(out / picture.file, {line: runs for line, runs in shown.items() if runs}):
+            names.append(picture.file)
     return names
 
 
-def curves(path: Path, shown: Drawing, _: Options) -> bool:
+def curves(path: Path, shown: Mapping[Line, Sequence[Curves]]) -> bool:
     """Draw accuracy and loss by round, a panel for each data set, a curve for each method."""
     accuracy, loss = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     levels: dict[str, dict[str, float]] = {}
-    for line, by_seed, _rows in shown:
-        (data, _model, method), runs = line.names, [*by_seed.values()]
-        if runs and line.trained:
-            levels[data] = {"centralised": fmean(run.test_at_best_val for run in runs)}
-        elif runs:
-            accuracy.setdefault(data, {})[method] = [run.test_accuracy for run in runs]
-            loss.setdefault(data, {})[method] = [run.cross_entropy for run in runs]
+    for line, runs in shown.items():
+        if line.trained:
+            levels[line.data] = {"centralised": fmean(run.best("test", ACCURACY) for run in runs)}
+        else:
+            tested = [run.scores[ACCURACY]["test"] for run in runs]
+            accuracy.setdefault(line.data, {})[line.method] = tested
+            loss.setdefault(line.data, {})[line.method] = [run.loss for run in runs]
     upper = [
         plots.over_rounds("test accuracy", rows, title=data, levels=levels.get(data, {}))
         for data, rows in accuracy.items()
     ]
     lower = [plots.over_rounds("loss", rows) for rows in loss.values()]
     return plots.plot_panels(path, [upper, lower])
-
-
-def matrices(path: Path, shown: Drawing, options: Options) -> bool:
-    """Draw a matrix of figures by two settings, a panel for each metric, all on one scale."""
-    y, x = options["axes"]
-    rows = [row for one in shown for row in one.rows if row["metric"] in options["metrics"]]
-    if not rows:
-        return False
-    means = pd.DataFrame(rows).pivot(index=["metric", y], columns=x, values="mean")
-    metrics, sides = means.index.levels
-    names = {metric: name for metric, name in options["metrics"].items() if metric in metrics}
-    panels = {name: means.loc[metric].reindex(sides) for metric, name in names.items()}
-    return plots.plot_matrices(path, panels, label=options["label"])
-
-
-KINDS: dict[str, Callable[..., bool]] = {"curves": curves, "matrices": matrices}

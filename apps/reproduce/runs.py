@@ -26,11 +26,12 @@ from flower_graph.records.rounds import Epoch, RoundReport, merit
 from flower_graph.storage.files import append_line, plain, write_packed
 from flower_graph.storage.reading import Tree, read_lines, read_packed, reading
 from flower_graph.storage.writing import remove
-from flower_graph.wire.keys import ACCURACY, ROLES
+from flower_graph.wire.keys import ACCURACY
 
-RUNS = "runs.json.xz"  # what `reproduce` keeps: rows, choices and runs
+RUNS = "runs.json.xz"  # what `reproduce` keeps: rows and runs
 SHORT, EVERY = 50, 10  # rounds of a run whose curves are kept whole; of longer ones each tenth
 AXES = ("rounds", "steps", "MiB")  # what a client may be given: rounds, local steps, bytes to send
+ROLES = ("val", "test")
 
 
 class Run(NamedTuple):
@@ -49,7 +50,7 @@ class Run(NamedTuple):
     @property
     def key(self) -> str:
         """What tells runs apart: other words may say the same settings."""
-        return json.dumps([settings_kept(self.settings), self.config, self.trained])
+        return json.dumps([settings_kept(self), self.config, self.trained])
 
 
 @cache
@@ -60,18 +61,21 @@ def _settings(run: Run) -> RunConfig:
     return settings
 
 
+@cache
+def settings_kept(run: Run) -> Mapping[str, object]:
+    """Return a run's settings; of a graph of one's own the file's name, wherever it lies."""
+    path = file_path(run.settings.data.name)
+    return settings_of(run.settings) | ({"data.name": path.name} if path else {})
+
+
 @dataclass
 class Curves:
     """The results of one run, round by round."""
 
-    cross_entropy: list[float]
-    val_accuracy: list[float]
-    test_accuracy: list[float]
-    bytes_up: dict[str, int] = field(default_factory=dict)
-    seconds_per_round: float = math.nan  # median, so that set-up in the first round is not in it
-    run_seconds: float = math.nan  # all rounds and what goes before them
-    # What the run says of learnt graphs, in the best round by validation
-    structure: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, dict[str, list[float]]]  # by metric and role
+    loss: list[float] = field(default_factory=list)
+    metric: str = ACCURACY  # decides which round is the best
+    figures: dict[str, float] = field(default_factory=dict)  # of the whole run, by name
     # How near clients' aligned embeddings are, by measure; NaN in rounds that did not measure it
     alignment: dict[str, list[float]] = field(default_factory=dict)
     # Accuracy after the last round by classifier, role and client
@@ -79,26 +83,21 @@ class Curves:
     # What a client has spent after each round, the mean over all: local steps, and bytes sent
     steps: list[float] = field(default_factory=list)
     up: list[float] = field(default_factory=list)
-    left_out: int = 0  # The most clients that a round went without
-    # Metrics other than the accuracy, by name, role and round; and the one that decides
-    scores: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    metric: str = ACCURACY
+    uplink: int = 0  # bytes that all clients sent
+    left_out: int = 0  # the most clients that a round went without
+    # In the place of all these: keys and figures of groups of clients
+    groups: list[tuple[dict[str, Any], dict[str, float]]] = field(default_factory=list)
 
     @classmethod
-    def read(cls, stored: Mapping[str, Any]) -> Curves:
-        """Read the curves of a kept run; null is a number that was not finite."""
-        return cls(**_each(lambda value: math.nan if value is None else value, dict(stored)))
-
-    def series(self, metric: str, role: str) -> list[float]:
-        """Return a metric after each round; nothing if the run does not report it."""
-        if metric == ACCURACY:
-            return self.val_accuracy if role == "val" else self.test_accuracy
-        return self.scores.get(metric, {}).get(role, [])
+    def of(cls, reports: Sequence[RoundReport | Epoch]) -> Curves:
+        """Make curves of loss and accuracies only."""
+        scores = {role: [getattr(one, f"{role}_accuracy") for one in reports] for role in ROLES}
+        return cls({ACCURACY: scores}, [one.cross_entropy for one in reports])
 
     @property
     def merits(self) -> list[float]:
         """What decides after each round, so that more is better; NaN is worst."""
-        validation = self.series(self.metric, "val")
+        validation = self.scores[self.metric]["val"]
         return [-math.inf if math.isnan(v) else merit(self.metric, v) for v in validation]
 
     @property
@@ -106,34 +105,36 @@ class Curves:
         """Index of the first round with the best validation."""
         return self.merits.index(max(self.merits))
 
-    def score(self, metric: str, role: str) -> float | None:
-        """Return a metric in the round of the best validation, if the run reports it."""
-        values = self.series(metric, role)
-        return values[self.best_round] if values else None
-
-    @property
-    def best_val(self) -> float:
-        return self.series(self.metric, "val")[self.best_round]
-
-    @property
-    def test_at_best_val(self) -> float:
-        return self.test_accuracy[self.best_round]
+    def best(self, role: str, metric: str = "") -> float:
+        """Return a metric, by default that which decides, in the round of the best validation."""
+        return self.scores[metric or self.metric][role][self.best_round]
 
     def ended(self, patience: int) -> bool:
         """Return whether validation had stopped improving."""
-        return len(self.val_accuracy) > self.best_round + patience
+        return len(self.merits) > self.best_round + patience
 
     @property
     def best_so_far(self) -> list[float]:
-        """Test accuracy after each round, at the best validation accuracy until then."""
+        """Test accuracy after each round, at the best validation until then."""
         merits = self.merits
-        return [self.test_accuracy[merits.index(best)] for best in accumulate(merits, max)]
+        test = self.scores[ACCURACY]["test"]
+        return [test[merits.index(best)] for best in accumulate(merits, max)]
 
     def spent(self, axis: str) -> Sequence[float]:
-        """Return what was spent after each round; empty for runs of older versions."""
-        rounds = range(1, len(self.val_accuracy) + 1)
-        amounts = rounds, self.steps, [sent / 2**20 for sent in self.up]
+        """Return what was spent after each round."""
+        amounts = range(1, len(self.merits) + 1), self.steps, [sent / 2**20 for sent in self.up]
         return dict(zip(AXES, amounts, strict=True))[axis]
+
+    @property
+    def whole(self) -> dict[str, float]:
+        """The figures of the run by name: at the best validation, after the last round, in all."""
+        found = {**self.figures, "rounds": len(self.merits), "uplink-mib": self.uplink / 2**20}
+        for metric, by_role in self.scores.items():
+            found[f"test-{metric}-at-best-val"] = self.best("test", metric)
+            found[f"best-val-{metric}"] = self.best("val", metric)
+            found |= {f"{role}-{metric}-last": values[-1] for role, values in by_role.items()}
+        spent = {"steps-a-client": self.spent("steps"), "MiB-a-client": self.spent("MiB")}
+        return found | {name: amounts[-1] for name, amounts in spent.items() if amounts}
 
 
 def thinned(curves: Curves) -> Curves:
@@ -141,50 +142,45 @@ def thinned(curves: Curves) -> Curves:
 
     What stays: rounds that validate better than all before, the first ten, every tenth, the last.
     """
-    merits, count = curves.merits, len(curves.val_accuracy)
-    kept = {merits.index(best) for best in accumulate(merits, max)}
-    kept |= {*range(count if count <= SHORT else EVERY), *range(EVERY - 1, count, EVERY), count - 1}
+    merits = curves.merits
+    kept = {merits.index(best) for best in accumulate(merits, max)} | {len(merits) - 1}
+    kept |= {*range(len(merits) if len(merits) <= SHORT else EVERY)}
 
     def thin(values: Sequence[float]) -> list[float]:
-        return [value if place in kept else math.nan for place, value in enumerate(values)]
+        return [v if n in kept or (n + 1) % EVERY == 0 else math.nan for n, v in enumerate(values)]
 
-    scores = {  # no figure is of training nodes
-        name: {role: thin(values) for role, values in by_role.items() if role != "train"}
-        for name, by_role in curves.scores.items()
-    }
-    loss = [float(f"{value:.3g}") for value in thin(curves.cross_entropy)]  # for pictures alone
-    val, test = thin(curves.val_accuracy), thin(curves.test_accuracy)
-    return replace(curves, scores=scores, cross_entropy=loss, val_accuracy=val, test_accuracy=test)
+    scores = {m: {r: thin(one) for r, one in each.items()} for m, each in curves.scores.items()}
+    loss = [float(f"{value:.3g}") for value in thin(curves.loss)]  # for pictures alone
+    return replace(curves, scores=scores, loss=loss)
 
 
-def plain_curves(reports: Sequence[RoundReport | Epoch]) -> Curves:
-    """Make curves of loss and accuracies only."""
-    val, test = zip(*((one.val_accuracy, one.test_accuracy) for one in reports), strict=True)
-    return Curves([one.cross_entropy for one in reports], [*val], [*test])
+def train(config: RunConfig) -> Curves:
+    """Do a run, and return its curves."""
+    return curves_of(*simulate_whole(config), config)
 
 
-def curves_of(
-    reports: Sequence[RoundReport], final: Tree, clients: int, local_steps: float
-) -> Curves:
+def curves_of(reports: Sequence[RoundReport], final: Tree, config: RunConfig) -> Curves:
     """Make curves of a run's rounds, at least one, and of its final figures."""
-    curves = plain_curves(reports)
-    names = dict.fromkeys(name for report in reports for name in report.alignment)
+    curves, last = Curves.of(reports), reports[-1]
+    curves.metric = config.metrics[0]
+    for metric in last.scores:
+        curves.scores[metric] = {
+            role: [one.score(metric, role) for one in reports] for role in ROLES
+        }
+    curves.figures = {
+        "seconds-per-round": median(report.seconds for report in reports),
+        **reports[curves.best_round].structure,
+    }
+    for name in {name for report in reports for name in report.alignment}:
+        curves.alignment[name] = [one.alignment.get(name, math.nan) for one in reports]
+    curves.judged = dict(final.get("judged", {}))
+    clients, steps = steps_of(config)
     asked = accumulate(report.asked for report in reports)
-    return replace(
-        curves,
-        bytes_up=dict(reports[-1].bytes.get("up", {})),
-        seconds_per_round=median(report.seconds for report in reports),
-        structure=dict(reports[curves.best_round].structure),
-        alignment={n: [one.alignment.get(n, math.nan) for one in reports] for n in names},
-        judged=dict(final.get("judged", {})),
-        scores={
-            name: {role: [report.score(name, role) for report in reports] for role in ROLES}
-            for name in reports[-1].scores
-        },
-        steps=[local_steps * count / clients for count in asked],
-        up=[sum(report.bytes.get("up", {}).values()) / clients for report in reports],
-        left_out=max(report.asked - report.answered for report in reports),
-    )
+    curves.steps = [steps * count / clients for count in asked]
+    curves.up = [sum(report.bytes.get("up", {}).values()) / clients for report in reports]
+    curves.uplink = sum(last.bytes.get("up", {}).values())
+    curves.left_out = max(report.asked - report.answered for report in reports)
+    return curves
 
 
 def steps_of(config: RunConfig) -> tuple[int, float]:
@@ -194,7 +190,7 @@ def steps_of(config: RunConfig) -> tuple[int, float]:
     return clients, config.local_steps(data if isinstance(data, Clients) else [])
 
 
-def costs(config: RunConfig) -> list[tuple[dict[str, object], dict[str, float]]]:
+def costs(config: RunConfig) -> list[tuple[dict[str, Any], dict[str, float]]]:
     """Measure time and memory of a config's rounds, in a process of its own."""
     seconds = [report.seconds for report in simulate_whole(config)[0]]
     return [({}, {"seconds-per-round": median(seconds), "peak-mib": peak_memory() / 2**20})]
@@ -210,12 +206,6 @@ def _each(change: Any, value: Any) -> Any:
     return [_each(change, one) for one in value] if isinstance(value, list) else change(value)
 
 
-def settings_kept(config: RunConfig) -> dict[str, object]:
-    """Return a run's settings; of a graph of one's own the file's name, wherever it lies."""
-    path = file_path(config.data.name)
-    return settings_of(config) | ({"data.name": path.name} if path else {})
-
-
 class Store:
     """The runs of an output folder: one file of all, and beside it the runs that came since.
 
@@ -227,13 +217,10 @@ class Store:
         self.out, self.fresh = out, out / "runs.jsonl"
         self.kept: dict[Run, Tree] = {}
         self._found: dict[Run, Curves | None] = {}
-        for path, read in (
-            (out / RUNS, lambda path: read_packed(path)["runs"]),
-            (self.fresh, read_lines),
-        ):
-            with reading(path, OutputError, "not what `reproduce` keeps"):
-                for one in read(path) if path.exists() else ():
-                    self._take(one)
+        with reading(out / RUNS, OutputError, "not what `reproduce` keeps"):
+            runs = read_packed(out / RUNS)["runs"] if (out / RUNS).exists() else []
+            for one in [*runs, *(read_lines(self.fresh) if self.fresh.exists() else ())]:
+                self._take(one)
 
     def _take(self, one: Tree) -> None:
         place = one | {"overrides": (*one["overrides"],)}
@@ -245,27 +232,31 @@ class Store:
         append_line(self.fresh, one)
         self._take(plain(one))
 
-    def write(self, rows: Sequence[Tree], choices: Sequence[Tree]) -> None:
+    def write(self, rows: Sequence[Tree]) -> None:
         """Write the file, with what was made of the runs."""
         runs = [self.kept[run] for run in sorted(self.kept, key=json.dumps)]
-        write_packed(self.out / RUNS, {"rows": rows, "choices": choices, "runs": runs})
+        write_packed(self.out / RUNS, {"rows": rows, "runs": runs})
         if self.fresh.exists():
             remove(self.fresh)
 
     def get(self, run: Run) -> Curves | None:
         """Return the curves of a run that was kept with the settings of today's config."""
         if run not in self._found:
-            now = settings_kept(run.settings)
+            self._found[run] = None
+            now = settings_kept(run)
             place = (run.config, run.seed, now["rounds"], run.trained)
             among = [k for k in self.kept if (k.config, k.seed, k.rounds, k.trained) == place]
             for kept in sorted(among, key=lambda kept: kept.overrides != run.overrides):
-                settings = self.kept[kept].get("settings", {})
+                settings = self.kept[kept]["settings"]
                 # A setting that one lacks is newer than the run, or became a constant since.
                 if all(now.get(key, value) == value for key, value in settings.items()):
                     with reading(self.out / RUNS, OutputError, "not a kept run"):
-                        self._found[run] = Curves.read(self.kept[kept]["curves"])
+                        stored = self.kept[kept]["curves"]
+                        self._found[run] = Curves(
+                            **_each(lambda value: math.nan if value is None else value, stored)
+                        )
                     break
-        return self._found.setdefault(run, None)
+        return self._found[run]
 
     def left(self, runs: Iterable[Run]) -> list[Run]:
         """List the runs that were not kept, each once."""
@@ -280,7 +271,7 @@ class Store:
             curves = [found for found in map(self.get, runs) if found]
             if len(curves) < len(runs):
                 return None
-            mean = fmean(merit(one.metric, one.best_val) for one in curves)
+            mean = fmean(merit(one.metric, one.best("val")) for one in curves)
             means[choice] = mean if math.isfinite(mean) else -math.inf
         return max(means, key=means.__getitem__, default=line.choices[0])
 
@@ -292,31 +283,31 @@ class Store:
         return Run(line.config, self.settings(line), seed, line.rounds, line.trained)
 
     def runs(self, line: Line) -> dict[int, Curves]:
-        """Return a line's runs by seed; there are none if it is measured directly."""
-        seeds = () if line.measure else line.seeds
-        found = {seed: self.get(self.run(line, seed)) for seed in seeds}
+        """Return a line's runs by seed."""
+        found = {seed: self.get(self.run(line, seed)) for seed in line.seeds}
         return {seed: curves for seed, curves in found.items() if curves}
 
     def stages(self, groups: Iterable[Sequence[Line]]) -> Iterator[list[Run]]:
         """List runs by group and seed, so that an early stop leaves whole seeds; choices first."""
         for lines in groups:
-            trained = [line for line in lines if not line.measure]
-            among = [run for line in trained for runs in tried(line).values() for run in runs]
+            among = [run for line in lines for runs in tried(line).values() for run in runs]
             for seed in dict.fromkeys(run.seed for run in among):
                 yield [run for run in among if run.seed == seed]
-            for seed in dict.fromkeys(seed for line in trained for seed in line.seeds):
-                yield [self.run(line, seed) for line in trained if seed in line.seeds]
+            for seed in dict.fromkeys(seed for line in lines for seed in line.seeds):
+                having = [line for line in lines if seed in line.seeds]
+                yield [self.run(line, seed) for line in having if not line.is_timed]
+                yield from ([self.run(line, seed)] for line in having if line.is_timed)
 
 
 def tried(line: Line) -> dict[tuple[str, ...], list[Run]]:
-    """Return the runs that choose a line's settings, by choice."""
+    """Return the runs that choose a line's settings, by choice; none where nothing is tried."""
     on = (*line.settings, *line.tried_on)
     return {
         choice: [
             Run(line.config, (*on, *choice), seed, line.rounds, line.trained)
             for seed in line.choosers
         ]
-        for choice in (line.choices if line.has_choice else ())
+        for choice in (line.choices if len(line.choices) > 1 else ())
     }
 
 
@@ -327,7 +318,7 @@ def run_all(runs: Sequence[Run], store: Store) -> None:
         store.add(kept)
         print(
             f"{number}/{len(runs)}  {run.config} {' '.join(run.overrides)} {run.trained} "
-            f"seed {run.seed}: test {reached} at the best validation; the others of this "
+            f"seed {run.seed}: {reached}; the others of this "
             f"table and seed take about {time_left(left)}",
             flush=True,
         )
@@ -337,28 +328,34 @@ def _run(run: Run) -> tuple[Tree, str]:
     """Do a run; return what is kept of it, and what it reached."""
     config, started = run.settings, time.perf_counter()
     if not run.trained:
-        curves = curves_of(*simulate_whole(config), *steps_of(config))
-        curves.metric = config.metrics[0]
-    elif ":" in run.trained:
-        curves = plain_curves(function(run.trained)(config))
-        curves.seconds_per_round = (time.perf_counter() - started) / config.rounds
+        curves = train(config)
+    elif ":" not in run.trained:
+        curves = _baseline(run, config.metrics[0])
+    elif isinstance((found := function(run.trained)(config))[0], Epoch):
+        curves = Curves.of(found)
+        curves.figures["seconds-per-round"] = (time.perf_counter() - started) / config.rounds
     else:
-        figures = _baselines(run._replace(trained=""))
-        if run.trained not in figures:
-            raise ConfigError(f"trained: {run.trained!r} is not one of {', '.join(figures)}")
-        found = figures[run.trained]
-        curves = plain_curves([Epoch(math.nan, found["val"], found["test"])])
-        scores = found.get("scores", {})  # of links
-        curves.scores = {n: {role: [v] for role, v in s.items()} for n, s in scores.items()}
-        curves.metric = config.metrics[0] if config.metrics[0] in scores else ACCURACY
-    curves.run_seconds = time.perf_counter() - started
+        curves = Curves({ACCURACY: {role: [math.nan] for role in ROLES}}, groups=found)
+    curves.figures["run-seconds"] = time.perf_counter() - started
 
     def short(value: object) -> object:  # six digits, to keep the file of the runs small
         return float(f"{value:.6g}") if isinstance(value, float) else value
 
-    kept = run._asdict() | {"rounds": config.rounds, "settings": settings_kept(config)}
+    kept = run._asdict() | {"rounds": config.rounds, "settings": settings_kept(run)}
     kept["curves"] = _each(short, asdict(thinned(curves)))
-    return kept, f"{curves.metric} {curves.score(curves.metric, 'test'):.3f}"
+    return kept, f"test {curves.metric} {curves.best('test'):.3f} at the best validation"
+
+
+def _baseline(run: Run, metric: str) -> Curves:
+    figures = _baselines(run._replace(trained=""))
+    if run.trained not in figures:
+        raise ConfigError(f"trained: {run.trained!r} is not one of {', '.join(figures)}")
+    found = figures[run.trained]
+    curves = Curves.of([Epoch(math.nan, found["val"], found["test"])])
+    for name, scores in found.get("scores", {}).items():  # of links
+        curves.scores[name] = {role: [scores[role]] for role in ROLES}
+    curves.metric = metric if metric in curves.scores else ACCURACY
+    return curves
 
 
 @cache  # several rows show them

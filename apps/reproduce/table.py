@@ -22,6 +22,7 @@ from flower_graph.method.registry import known_apps, method_named
 TEST, LAST, VALIDATION = "test-accuracy-at-best-val", "test-accuracy-last", "best-val-accuracy"
 PLAIN = [TEST, LAST, VALIDATION, "rounds"]
 SPENT = ["steps-a-client", "MiB-a-client"]
+STRUCTURE = ["precision", "recall", "homophily", "degree", "true-homophily", "true-degree"]
 WITHIN, END = "test-accuracy-within", "the end"
 BASELINES: dict[str, dict[str, Any]] = {  # methods without a GNN, by the name of their lines
     name: {"trained": trained, "figures": [TEST], "tries": [()], "alone": [()]}
@@ -41,7 +42,7 @@ Methods = Mapping[str, Mapping[str, Any]]  # fields of the lines of each
 class Figure:
     """A figure of a line, or its difference to another method's line."""
 
-    name: str  # in ``FIGURES``, or of the difference
+    name: str  # in ``page.FORMS``, or of the difference
     of: str = ""  # for a difference: the figure,
     over: str = ""  # and the method whose figure is taken off seed by seed
     keys: Mapping[str, Any] = field(default_factory=dict)  # such as ``{"within": "100 rounds"}``
@@ -85,20 +86,13 @@ class Line:
     alone: Sequence[Settings] = ((),)
     choosers: Sequence[int] = (10, 11)  # seeds of the runs that choose; no line may have them
     tried_on: Settings = ()  # laid over the runs that choose
-    # In the place of a federation: a baseline of the method, or ``module:function``, which trains
-    # the config's network in one piece and gives what each epoch measured
+    # In the place of a federation: a baseline of the method, or ``module:function``, which gives
+    # what each epoch of training in one place measured, or the keys and figures of groups
     trained: str = ""
-    measure: str = ""  # in the place of runs: ``module:function`` gives keys and figures of rows
-    paper: Mapping[str, float] = field(default_factory=dict)  # the paper's figures by label
-    also: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # more, by figure
-    shown: str = ""  # the method's name in the table, with keys in braces,
-    data_shown: str = ""  # and the data set's, where they are others
-
-    @property
-    def names(self) -> tuple[str, str, str]:
-        """Data set, model and method as the table has them."""
-        method = self.shown.format(method=self.method, **self.keys) or self.method
-        return self.data_shown or self.data, self.model, method
+    is_timed: bool = False  # run while nothing else is running
+    # The paper's figures by label, some with their deviation; and columns with more of the paper
+    paper: Mapping[str, float | tuple[float, float] | None] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def choices(self) -> list[tuple[str, ...]]:
@@ -106,19 +100,13 @@ class Line:
         return [(*shared, *own) for shared, own in product(self.tries, self.alone)]
 
     @property
-    def has_choice(self) -> bool:
-        """Whether validation chooses the settings."""
-        return len(self.choices) > 1
-
-    @property
     def wanted(self) -> list[Figure]:
         return [Figure(one) if isinstance(one, str) else one for one in self.figures]
 
     @property
     def words(self) -> str:
-        data, model, method = self.names
         keys = [f"{key} {value}" for key, value in self.keys.items()]
-        return ", ".join(filter(None, [self.table, data, model, *keys, method]))
+        return ", ".join(filter(None, [self.table, self.data, self.model, *keys, self.method]))
 
     def grid(
         self,
@@ -129,16 +117,15 @@ class Line:
         last: Settings = (),
         over: Mapping[str, Mapping[Any, Settings]] = MappingProxyType({}),
     ) -> list[Line]:
-        """List a line for each data set, values that are varied, and method.
+        """Make this line for each data set, each choice of what is varied, and each method.
 
         Parameters
         ----------
-        data : sequence of str, or mapping
-            The data sets, for ``{data}`` in the config; a number is of the settings that each
+        data : sequence, or mapping to int
+            Data sets, for ``{data}`` in the config; a number is of the settings that each
             method may try there.
         methods : mapping, or function of the data set
-            By method the fields of its lines: settings come behind those of this line, a list of
-            the paper's accuracies is by data set, and figures stand in the place of all others.
+            By method the fields of its lines; settings come behind those of this line.
         gains, budgets : sequences
             Figures behind the others: those of some methods, and those of all.
         last : sequence of str
@@ -148,34 +135,34 @@ class Line:
         """
         lines = []
         varied = [[(key, value) for value in values] for key, values in over.items()]
-        for number, name in enumerate(data):
+        for name in data:
             ours = methods(name) if callable(methods) else methods
             for keys, (method, more) in product(map(dict, product(*varied)), ours.items()):
-                own: dict[str, Any] = {"config": self.config, "tries": self.tries, **more}
+                tested = [figure for figure, having in gains if method in having]
+                own: dict[str, Any] = {
+                    "config": self.config,
+                    "tries": self.tries,
+                    "figures": [*self.figures, *tested, *budgets],
+                    **more,
+                }
+                settings = [*self.settings, *own.pop("settings", ()), *last]
+                settings += [one for key, value in keys.items() for one in over[key][value]]
+                own |= {"settings": settings, "keys": {**self.keys, **keys}}
                 own["config"] = own["config"].format(data=name.lower())
-                own["settings"] = [*self.settings, *own.get("settings", ()), *last]
-                own["settings"] += [one for key, value in keys.items() for one in over[key][value]]
-                if "figures" not in own:
-                    tested = [figure for figure, having in gains if method in having]
-                    own["figures"] = [*self.figures, *tested, *budgets]
-                if isinstance(own.get("paper"), list):
-                    own["paper"] = {TEST: own["paper"][number]}
                 if isinstance(data, Mapping):
                     own["tries"] = own["tries"][: data[name]]
-                own["keys"] = {**self.keys, **keys}
                 lines.append(replace(self, data=name, method=method, **own))
         return lines
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of some tables' lines; ``{data}`` in its file's name makes one of each data set."""
+    """A picture of some tables' lines."""
 
     file: str
-    kind: str  # one of ``page.KINDS``, or module:function
     tables: Mapping[str, Sequence[str] | None]  # methods, or all
     data: Sequence[str] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    draw: str = ""  # ``module:function``; default: accuracy and loss by round
 
 
 @dataclass(frozen=True)
@@ -202,14 +189,6 @@ class Paper:
     def asked(self) -> list[Sequence[Line]]:
         """The groups that are run; the page has the others too, if their runs are there."""
         return [lines for name, lines in self.tables.items() if name not in self.on_request]
-
-    def check(self) -> None:
-        """Refuse lines that have a seed on which their settings are chosen."""
-        for line in [line for lines in self.asked for line in lines if line.choices != [()]]:
-            if both := sorted({*line.choosers} & {*line.seeds}):
-                raise ConfigError(f"seeds: {line.words} has {both}, which choose its settings")
-            if not line.choices:
-                raise ConfigError(f"{line.words}: tries, alone: at least one setting is needed")
 
 
 def papers() -> dict[str, str]:

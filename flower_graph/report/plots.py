@@ -337,49 +337,6 @@ def save_audit(path: Path, findings: Sequence[Tree], *, title: str) -> None:
     plot_intervals(path, panels, "success (AUC or precision)", title, "a guess")
 
 
-# Any: data frames
-def plot_matrices(path: Path, panels: Mapping[str, Any], *, label: str) -> bool:
-    """Draw numbers by two settings as coloured cells; gains and losses have different colours."""
-    tables = [table.to_numpy(float) for table in panels.values()]
-    low, high = np.nanmin(tables), np.nanmax(tables)
-    if low < 0:  # white is 0
-        high = np.nanmax(np.abs(tables))
-        low = -high
-
-    def draw(axes: Axes, name: str, table: Any) -> None:
-        draw_cells(axes, table.to_numpy(float), (low, high), "{:.3f}", label)
-        axes.set_xticks(range(table.shape[1]), [f"{v:g}" for v in table.columns])
-        axes.set_yticks(range(table.shape[0]), [f"{v:g}" for v in table.index])
-        title = textwrap.fill(name, TITLE_WIDTH)
-        axes.set(xlabel=table.columns.name, ylabel=table.index.name, title=title)
-
-    row = [partial(draw, name=name, table=table) for name, table in panels.items()]
-    height, width = tables[0].shape
-    return plot(path, [row], size=(0.75 * width + 1.8, 0.6 * height + 1.6))
-
-
-def draw_cells(
-    axes: Axes,
-    values: NDArray[np.float64],
-    ends: tuple[float, float],
-    form: str,
-    label: str,
-    least: float = 0.0,
-) -> None:
-    """Draw numbers as coloured cells with a scale; write those from ``least`` on into the cells."""
-    low, high = ends
-    pale = max(low, 0.0)
-    colours = "RdBu" if low < 0 else "Blues"
-    image = axes.imshow(values, colours, vmin=low, vmax=high, aspect="auto")
-    axes.grid(visible=False)
-    axes.figure.colorbar(image, ax=axes, label=label)
-    for (row, column), value in np.ndenumerate(values):
-        if abs(value) >= least:  # not of NaN
-            colour = "white" if abs(value - pale) > 0.6 * (high - pale) else "black"
-            how: Any = {"ha": "center", "va": "center", "color": colour, "fontsize": 8}
-            axes.text(column, row, form.format(value), **how)
-
-
 # Classes and clients -----------------------------------------------------------------------------
 
 
@@ -430,10 +387,14 @@ def draw_confusion(
     """Draw a confusion matrix ``[k][k]``, by label and prediction, as shares of each class."""
     counts: NDArray[np.float64] = np.array(nodes, np.float64)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    is_named = len(shares) <= NAMED
-    least = 0.005 if is_named else np.inf
-    draw_cells(axes, shares, (0, 1), "{:.0%}", "share of the class (0 to 1)", least)
-    if is_named:
+    image = axes.imshow(shares, "Blues", vmin=0, vmax=1, aspect="auto")
+    axes.grid(visible=False)
+    axes.figure.colorbar(image, ax=axes, label="share of the class (0 to 1)")
+    if len(shares) <= NAMED:
+        for (row, column), value in np.ndenumerate(shares):
+            colour = "white" if value > 0.6 else "black"
+            how: Any = {"ha": "center", "va": "center", "color": colour, "fontsize": 8}
+            axes.text(column, row, f"{value:.0%}" if value >= 0.005 else "", **how)
         names = [str(one)[:LETTERS] for one in (classes or range(len(shares)))]
         axes.set_xticks(range(len(names)), names, rotation=60, fontsize=8)
         axes.set_yticks(range(len(names)), names, fontsize=8)

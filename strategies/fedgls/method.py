@@ -81,7 +81,7 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         "FedGLS's GCN smooths over edges: at homophily 0.1 it gained over training alone, to 0.52 "
         "where logistic regression on good features has 0.84 (`flower-graph docs results/heat-map`)"
     )
-    tables = ("fedgls", "fedgls-why")
+    tables = ("fedgls",)
     needs_variety = True
 
     def build_strategy(

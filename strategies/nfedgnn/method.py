@@ -75,7 +75,7 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
         "regression on the features, with one layer for all users 6 to 55; with strategy.share=own "
         "try strategy.reg_weight=0 (`flower-graph docs results/heat-map`)"
     )
-    tables = ("nfedgnn", "nfedgnn-summed", "heat-map", "links")
+    tables = ("nfedgnn", "nfedgnn-summed", "links")
 
     def build_strategy(
         self, config: NFedGNNConfig, out: Path | None, folder: RunFolder | None = None

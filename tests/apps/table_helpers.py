@@ -54,7 +54,7 @@ def grid_lines(**changes: Any) -> list[Line]:
     return own_lines(**{**usual, "figures": within("1 rounds", "10 steps", "2.5 MiB"), **changes})
 
 
-CURVES = Picture("curves-{data}.png", "curves", {"Table one": None})
+CURVES = Picture("curves-cora.png", {"Table one": None}, ["Cora"])
 
 
 def run_lines(
@@ -68,17 +68,15 @@ def run_lines(
 
 def leave(folder: Path, run: Run, settings: dict[str, object] | None = None) -> None:
     """Leave a run's line, as of a command that was stopped before it wrote the one file."""
-    kept = run._asdict() | {
-        "settings": settings_kept(run.settings) if settings is None else settings
-    }
-    curves = {"cross_entropy": [1.0], "val_accuracy": [0.5], "test_accuracy": [0.5]}
+    kept = run._asdict() | {"settings": settings_kept(run) if settings is None else settings}
+    curves = {"scores": {"accuracy": {"val": [0.5], "test": [0.5]}}, "loss": [1.0]}
     with (folder / "runs.jsonl").open("a") as file:
         file.write(json.dumps(kept | {"curves": curves}) + "\n")
 
 
-def written(out: Path, what: str = "rows") -> list[dict[str, Any]]:
-    """Read the rows, choices or runs that ``reproduce`` left in a folder."""
-    found: list[dict[str, Any]] = read_packed(out / RUNS)[what]
+def written(out: Path) -> list[dict[str, Any]]:
+    """Read the rows that ``reproduce`` left in a folder."""
+    found: list[dict[str, Any]] = read_packed(out / RUNS)["rows"]
     return found
 
 

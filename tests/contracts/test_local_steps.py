@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from federation import ALL, METHODS, tried
 
-from flower_graph.apps.reproduce.runs import curves_of, steps_of
-from flower_graph.apps.run import simulate_whole
+from flower_graph.apps.reproduce.runs import steps_of, train
 from flower_graph.method.registry import known_apps
 from flower_graph.ops.adam import Adam
 
@@ -36,8 +35,8 @@ def test_clients_take_the_steps_that_their_method_states(
     monkeypatch.setattr(Adam, "step", counting(Adam.step))
     several = () if name == "gat" else ("strategy.local_epochs=3",)
     config = ALL[name].load("rounds=2", *several)
-    whole, stated = simulate_whole(config), steps_of(config)
-    curves, steps = curves_of(*whole, *stated), sum(taken) / stated[0]
+    curves = train(config)
+    steps = sum(taken) / steps_of(config)[0]
     assert steps == pytest.approx(curves.steps[-1]) and steps > 2
 
 

@@ -108,21 +108,24 @@ def ours(*methods: str, is_tried: bool = False) -> Callable[[str], t.Methods]:
     }
 
 
+def number_of(method: str) -> int:
+    """Return a method's place in the paper's figures."""
+    return TRAINED.index("FedSCem" if method == OWN else method)
+
+
 def _fields(data: str, method: str) -> dict[str, Any]:
-    settings, paper, also = METHODS.get(method, []), dict[str, Any](), dict[str, Any]()
-    accuracy, deviation = GLOBAL[data] if method == "Global" else (None, None)
+    settings, paper = METHODS.get(method, []), dict[str, Any]()
+    if method == "Global":
+        paper[t.TEST] = GLOBAL[data]
     if method == OWN:
         mu, tau = PAPERS_OWN[data]
         settings = [*settings, f"{MU}={mu}", f"{TAU}={tau}"]
     if method in TRAINED:
-        number = TRAINED.index("FedSCem" if method == OWN else method)
-        accuracy, deviation = ACCURACY[data][number], DEVIATION[data][number]
+        number = number_of(method)
+        paper[t.TEST] = ACCURACY[data][number], DEVIATION[data][number]
         paper["seconds-per-round"] = SECONDS[data][number]
-        also["peak-mib"] = {"paper-gpu-memory-percent": MEMORY[data][number]}
-    if accuracy is not None:
-        paper[t.TEST], also[t.TEST] = accuracy, {"paper-std": deviation}
     trained = f"{TABLES}:train" if method == "Global" else ""
-    return {"settings": settings, "trained": trained, "paper": paper, "also": also}
+    return {"settings": settings, "trained": trained, "paper": paper}
 
 
 def split_table(table: str, split: str) -> list[t.Line]:
@@ -173,7 +176,7 @@ SHIPPED = [
 VARIED = replace(LINE, rounds=500, figures=[t.VALIDATION, t.TEST, "rounds"])
 FIGURE_6A = replace(VARIED, table="Figure 6a", seeds=(0, 1, 2)).grid(
     ["Cora"],
-    {"FedSCem": {"settings": FULL, "shown": "FedSCem, mu={mu}, tau={tau}"}},
+    {"FedSCem": {"settings": FULL}},
     last=[PER_CLIENT, "patience=50", f"{RATE}=0.002"],
     over={
         "mu": {mu: [f"{MU}={mu}"] for mu in (0.5, 1, 5, 10)},
@@ -193,12 +196,17 @@ MASKS = replace(LINE, table="Masks", seeds=(0,), rounds=50, figures=[t.LAST, "ru
 )
 MEASURED = ["seconds-per-round", "peak-mib"]
 COSTS = "flower_graph.apps.reproduce.runs:costs"
-COST = replace(LINE, table="Cost", measure=COSTS, rounds=10, figures=MEASURED).grid(
-    DATA, ours(*TRAINED), last=[PER_CLIENT]
-)
-SIZED = replace(LINE, table="Figure 8", measure=f"{TABLES}:costs")
-FIGURE_8 = replace(SIZED, figures=["nodes", "edges", *MEASURED]).grid(
-    DATA, {"FedSCem": {"settings": FULL}}, last=[PER_CLIENT]
+TIMED = replace(LINE, is_timed=True, seeds=(0,))
+GPU = "paper, % of GPU memory"
+COST = [
+    replace(line, trained=COSTS, columns={GPU: f"{percent:.2f}"} if percent else {})
+    for line in replace(TIMED, table="Cost", rounds=10, figures=MEASURED).grid(
+        DATA, ours(*TRAINED), last=[PER_CLIENT]
+    )
+    for percent in [MEMORY[line.data][number_of(line.method)]]
+]
+FIGURE_8 = replace(TIMED, table="Figure 8", figures=["nodes", "edges", *MEASURED]).grid(
+    DATA, {"FedSCem": {"settings": FULL, "trained": f"{TABLES}:costs"}}, last=[PER_CLIENT]
 )
 ON_BOTH = [one for one in TABLE_3 if one.data in SMALL and one.method in TRAINED]
 FIGURE_5 = ["Self-training", "FedSCem", "FedAvg", "FedAvg+FedSCem", "FedProx", "FedProx+FedSCem"]
@@ -220,20 +228,8 @@ PAPER = t.Paper(
         "figure-8": FIGURE_8,
     },
     pictures=[
-        t.Picture(
-            *("figure-6a-{data}.png", "matrices", {"Figure 6a": None}),
-            options={
-                "axes": ["mu", "tau"],
-                "label": "accuracy",
-                "metrics": {t.VALIDATION: "best validation", t.TEST: "test"},
-            },
-        ),
         # Two pictures: six curves can be told apart, ten cannot
-        t.Picture(
-            "figure-6b.png",
-            "curves",
-            {"Table 3": [*TRAINED[:3], *VARIANTS]},
-        ),
-        t.Picture("figure-6b-more.png", "curves", {"Table 3": MORE}),
+        t.Picture("figure-6b.png", {"Table 3": [*TRAINED[:3], *VARIANTS]}),
+        t.Picture("figure-6b-more.png", {"Table 3": MORE}),
     ],
 )

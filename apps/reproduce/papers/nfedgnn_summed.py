@@ -51,13 +51,13 @@ PAPER = t.Paper(
                 *replace(LINE, settings=[]).grid([data], UNTRAINED),
             )
         ],
-        "sketch": replace(LINE, table="Sketch", shown="{method} to {buckets}").grid(
+        "sketch": replace(LINE, table="Sketch").grid(
             DATA,
             {"nFedGNN, summed, sketched": {}},
             over={"buckets": {k: [f"strategy.sketch={v}"] for k, v in BUCKETS.items()}},
         ),
     },
     pictures=[
-        t.Picture("curves.png", "curves", {"Accuracy": [SUMMED, CENTRAL, OWN]}),
+        t.Picture("curves.png", {"Accuracy": [SUMMED, CENTRAL, OWN]}),
     ],
 )
