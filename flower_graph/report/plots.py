@@ -64,7 +64,6 @@ BARS = 30  # most bars of a distribution; smaller ranges have one bar for each n
 NAMED = 12  # most classes whose names are written
 LETTERS = 16  # of a class's name
 LABEL_WIDTH = 42  # most letters of an attack's name in a line
-TITLE_WIDTH = 30  # of a panel's title
 MOST_CLIENTS = 100  # that have a column of dots each
 LARGEST = 200.0  # of a dot, in points squared
 MOST_ROWS = 200  # most clients whose rounds are drawn
