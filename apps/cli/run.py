@@ -38,7 +38,6 @@ from flower_graph.storage.files import (
     missing_folders,
     new_folder,
     plain,
-    remove_all_empty,
 )
 from flower_graph.storage.reading import MOST_SETTINGS, read_text, reading
 from flower_graph.storage.writing import (
@@ -134,7 +133,8 @@ def run_all(args: argparse.Namespace) -> tuple[Path, list[Job], dict[str, object
         raise
     finally:
         if not any(job.out.is_dir() and holds_something(job.out) for job in jobs):
-            remove_all_empty(made)
+            for folder in made:
+                remove_empty(folder)
     return top, jobs, summarise(top, results) if len(jobs) > 1 else results[0]
 
 

@@ -23,8 +23,15 @@ from flower_graph.errors import MalformedReplyError, OutputError, StateLostError
 from flower_graph.outputs.figures import FigureLog, write_figures
 from flower_graph.outputs.files import SAID, Snapshot
 from flower_graph.storage.checkpoint import keep_rounds, round_folder
-from flower_graph.storage.files import DATA_FOLDER, node_name, own_place, private_folder
-from flower_graph.storage.writing import copy_file, move, remove, remove_folder, replaced
+from flower_graph.storage.files import DATA_FOLDER, node_name, own_place
+from flower_graph.storage.writing import (
+    copy_file,
+    move,
+    private_folder,
+    remove,
+    remove_folder,
+    replaced,
+)
 from flower_graph.wire.codec import Message, Numbers, Said, Whole, Word
 from flower_graph.wire.keys import RUN_TOKEN, SERVER_ROUND
 from flower_graph.wire.ledger import count_bytes

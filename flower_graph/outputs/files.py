@@ -23,10 +23,9 @@ from torch import Tensor
 from flower_graph.config.foreign import NOBODY, Trust
 from flower_graph.data.graph import ClientGraph, called
 from flower_graph.errors import OutputError
-from flower_graph.storage.files import private_folder
 from flower_graph.storage.formats import read_arrays, read_tensors, write_tensors
-from flower_graph.storage.reading import MOST_RECORD, Tree, read_json, reading
-from flower_graph.storage.writing import remove, replaced, saying
+from flower_graph.storage.reading import Tree, read_json, reading
+from flower_graph.storage.writing import private_folder, remove, replaced, saying
 from flower_graph.wire.keys import ROLES
 
 NO_CLIENT = -1  # client number of the server's own rows
@@ -554,7 +553,7 @@ def read_models(folder: Path) -> list[SavedModels]:
     path = folder / f"{stem}.json"
     with reading(path, OutputError, "not models of a run"):
         entries = read_json(path)
-        tensors, _ = read_tensors(folder / f"{stem}.safetensors", MOST_RECORD)
+        tensors, _ = read_tensors(folder / f"{stem}.safetensors")
         if stem == ONE:
             tensors = {f"0/shared/{name}": value for name, value in tensors.items()}
             entries = [{**entries, "clients": [entries["client"]]}]

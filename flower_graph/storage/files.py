@@ -35,8 +35,7 @@ STATE_VARIABLE = "FLOWER_GRAPH_STATE"  # set by the process that starts a run an
 STATE_DIR, IN_PROCESS = "state-dir", ":memory:"
 DATA_FOLDER, PARTITION, PARTITIONS = "data-folder", "partition-id", "num-partitions"
 ROOT_VARIABLE = "FLOWER_GRAPH_DATA"
-# More than a run writes beside its weights: writing this much shows whether the disk is full.
-_PROBE_BYTES = 4 * 2**20
+_PROBE_BYTES = 4 * 2**20  # more than a run writes beside its weights
 
 
 @contextmanager
@@ -48,8 +47,6 @@ def new_folder(out: Path, *, may_exist: bool = False) -> Iterator[Path]:
     empty are removed.
     """
     out = writing.named(out)
-    if out.exists() and not out.is_dir():
-        raise OutputError(f"output folder {out}: is a file, not a folder")
     made = missing_folders(out)
     try:
         with ExitStack() as lock:
@@ -62,29 +59,19 @@ def new_folder(out: Path, *, may_exist: bool = False) -> Iterator[Path]:
                         f"output folder {out}: exists and is not empty; choose another; for a run "
                         "that is in it, --overwrite or --resume"
                     )
-                try:
-                    with os.fdopen(writing.new_file(probe := out / ".probe"), "wb") as file:
-                        file.write(bytes(_PROBE_BYTES))
-                        # Some file systems find room only when the bytes leave memory.
-                        file.flush()
-                        os.fsync(file.fileno())
-                finally:
-                    writing.remove(probe)
+                with writing.replaced(probe := out / ".probe") as stream:
+                    stream.write(bytes(_PROBE_BYTES))
+                writing.remove(probe)
                 lock.enter_context(folder_lock(out))
             yield out
     finally:
-        remove_all_empty(made)
+        for folder in made:
+            writing.remove_empty(folder)
 
 
 def missing_folders(folder: Path) -> list[Path]:
     """List the folders of a path that do not exist, the innermost first."""
     return [path for path in (folder, *folder.parents) if not path.exists()]
-
-
-def remove_all_empty(folders: Sequence[Path]) -> None:
-    """Remove the empty ones of some folders."""
-    for folder in folders:
-        writing.remove_empty(folder)
 
 
 def holds_something(folder: Path) -> bool:
@@ -176,25 +163,16 @@ def folder_lock(folder: Path) -> Iterator[None]:
 # Where clients keep their state ------------------------------------------------------------------
 
 
-def private_folder(folder: Path) -> None:
-    """Make a folder, and missing ones above it, for their owner alone, whatever modes existed."""
-    writing.make_folder(folder, 0o700)
-    try:
-        writing.change_mode(folder, 0o700)
-    except OSError as error:  # a file system without modes
-        LOG.warning("%s is open to other users and stays so: %s", folder, error)
-
-
 def own_folder(folder: Path, place: Path | None = None) -> None:
     """Make a private folder of state, up to the SuperNode's folder; refuse another user's."""
     # The SuperNode's folder, by default the one above, may be in a folder that is open to all.
     writing.make_folder(folder, 0o700)
     for path in (folder, *folder.parents):
         status = path.lstat()
-        why = "belongs to another user" if status.st_uid != os.getuid() else ""
-        if why or status.st_mode & stat.S_ISVTX:
-            raise StateLostError(f"state-dir, {STATE_VARIABLE}: {path} {why or 'is for all users'}")
-        private_folder(path)
+        if status.st_uid != os.getuid() or status.st_mode & stat.S_ISVTX:
+            why = "is another user's, or for all users"
+            raise StateLostError(f"state-dir, {STATE_VARIABLE}: {path} {why}")
+        writing.private_folder(path)
         if path == (place or folder.parent):
             return
 

@@ -40,7 +40,6 @@ MOST_TENSORS = 1024 * GIB  # which take as much memory as the file, and are chec
 DEPTH = 64  # lists and tables within each other
 MOST_NUMBER = 2**64  # of a whole number in JSON, of either sign
 SEALED = b"flower-graph sealed 1\n"  # begins files that are encrypted (``storage.sealed``)
-MOST_NODES = 1 << 17  # of a YAML tree once its references are written out
 _LONG = re.compile(rb"\d{20}")
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a surrogate pair, perhaps alone
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
@@ -203,25 +202,16 @@ def _number(text: str) -> int:
     return int(text)
 
 
+class _WithoutAliases(yaml.SafeLoader):  # type: ignore[misc]
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError("an alias (*) is not read; write its value")
+        return super().compose_node(parent, index)
+
+
 def check_yaml(text: str) -> None:
-    """Refuse YAML that is small and takes long: lists in lists, references to references."""
+    """Refuse YAML that is small and takes long: lists in lists, and aliases, which multiply."""
     if not _is_flat(text.encode()):  # its reader looks through all open ones at each word
         raise ValueError(f"it is nested deeper than {DEPTH} levels")
-    if "&" not in text:
-        return
-    sizes: dict[int, int | None] = {}  # None while it is being counted: then it contains itself
-
-    def size_of(node: object) -> int:
-        if id(node) not in sizes:
-            sizes[id(node)] = None
-            parts = node.value if isinstance(node, yaml.CollectionNode) else ()
-            inner = [one for part in parts for one in (part if type(part) is tuple else (part,))]
-            sizes[id(node)] = 1 + sum(map(size_of, inner))
-        size = sizes[id(node)]
-        if size is None or size > MOST_NODES:
-            what = "itself" if size is None else f"more than {MOST_NODES:,} entries"
-            raise ValueError(f"an alias (*) contains {what}")
-        return size
-
-    if (root := yaml.compose(text, yaml.SafeLoader)) is not None:
-        size_of(root)
+    if "*" in text:
+        yaml.compose(text, _WithoutAliases)

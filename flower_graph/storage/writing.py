@@ -9,6 +9,7 @@ links: a person who names a folder may do so through one.
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import shutil
 import stat
@@ -19,7 +20,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from flower_graph.errors import OutputError
+from flower_graph.storage.reading import MOST_TENSORS, open_regular
 
+LOG = logging.getLogger(__name__)
 _CLOSED = os.O_CLOEXEC | os.O_NOFOLLOW
 _ABOVE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | _CLOSED
 _LAST = os.O_RDONLY | os.O_DIRECTORY | _CLOSED
@@ -69,10 +72,11 @@ def _opened(folder: Path) -> Iterator[int]:
 def _open_at(folder: int, name: str, flags: int, path: Path, mode: int = 0) -> int:
     try:
         return os.open(name, flags, mode, dir_fd=folder)
-    except OSError:
-        with contextlib.suppress(OSError):
-            if stat.S_ISLNK(os.lstat(name, dir_fd=folder).st_mode):
-                raise OutputError(f"{path}: {name} is a link, and none is followed") from None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise OutputError(
+                f"{path}: {name} is a link, or no folder; no link is followed"
+            ) from None
         raise
 
 
@@ -90,24 +94,17 @@ def check_folder(folder: Path) -> None:
 
 def _check(status: os.stat_result, path: Path) -> None:
     """Refuse anything but the user's own folders and files without a second name."""
-    is_folder = stat.S_ISDIR(status.st_mode)
-    if not (is_folder or stat.S_ISREG(status.st_mode)):
-        why = "is no regular file"
-    elif status.st_uid != os.geteuid():
-        why = "belongs to another user"
-    elif status.st_nlink > 1 and not is_folder:
-        why = "has a second name"
-    else:
-        return
-    raise OutputError(f"{path}: {why}, and only files of one's own are written; copy or remove it")
+    is_file = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+    if status.st_uid != os.geteuid() or not (is_file or stat.S_ISDIR(status.st_mode)):
+        why = "is another user's, no regular file, or has a second name"
+        raise OutputError(f"{path}: {why}; copy or remove it")
 
 
 def is_taken(folder: Path) -> bool:
     """Whether anything but a folder of the user's has this name."""
-    try:
-        status = folder.lstat()
-    except FileNotFoundError:
+    if not os.path.lexists(folder):
         return False
+    status = folder.lstat()
     return not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid()
 
 
@@ -123,12 +120,14 @@ def make_folder(folder: Path, mode: int = 0o777, *, may_exist: bool = True) -> N
         pass
 
 
-def change_mode(folder: Path, mode: int) -> None:
-    """Give a folder of the user's a mode."""
-    with _opened(folder) as handle:
-        status = os.fstat(handle)
-        if status.st_uid == os.geteuid() and status.st_mode & 0o777 != mode:
-            os.fchmod(handle, mode)
+def private_folder(folder: Path) -> None:
+    """Make a folder, and missing ones above it, for their owner alone, whatever modes existed."""
+    make_folder(folder, 0o700)
+    try:
+        with _opened(folder) as handle:
+            os.fchmod(handle, 0o700)
+    except PermissionError as error:  # another user's, or a file system without modes
+        LOG.warning("%s is open to other users and stays so: %s", folder, error)
 
 
 def remove_folder(folder: Path) -> None:
@@ -185,9 +184,6 @@ def move(path: Path, target: Path) -> None:
 
 def copy_file(path: Path, target: Path) -> None:
     """Copy a file, for its owner alone."""
-    # Imported here: a process that Flower starts for a message copies none, and waits for YAML's.
-    from flower_graph.storage.reading import MOST_TENSORS, open_regular
-
     with open_regular(path, MOST_TENSORS) as source, replaced(target) as stream:
         shutil.copyfileobj(source, stream)
 
@@ -208,13 +204,8 @@ def replaced(path: Path, mode: int = 0o600, *, lasting: bool = True) -> Iterator
     needed. A `lasting` file is then on the disk.
     """
     make_folder(path.parent, 0o700 if mode == 0o600 else 0o777)
+    part = f".{path.name}.{os.getpid()}"
     with _opened(path.parent) as folder:
-        for left in os.listdir(folder):
-            # Of a process, which may have died while it wrote this file
-            number = left.removeprefix(f".{path.name}.")
-            if number != left and number.isdigit() and not is_alive(int(number)):
-                os.unlink(left, dir_fd=folder)
-        part = f".{path.name}.{os.getpid()}"
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part, dir_fd=folder)
@@ -271,14 +262,3 @@ def locked(folder: Path) -> Iterator[int | None]:
 def path_of(handle: int, name: str = "") -> str:
     """Return a path of an open descriptor, or of a file in an open folder."""
     return f"/proc/self/fd/{handle}/{name}" if name else f"/proc/self/fd/{handle}"
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of this machine runs."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        return True
-    return True

@@ -211,7 +211,7 @@ def test_a_file_that_others_hold_open_is_not_written_into(tmp_path: Path) -> Non
 def test_folders_that_are_made_on_the_way_are_closed(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        files.private_folder(tmp_path / "a" / "b")
+        writing.private_folder(tmp_path / "a" / "b")
         with writing.replaced(tmp_path / "c" / "d" / "file") as stream:
             stream.write(b"1")
         own_folder(tmp_path / "place" / "checkpoints" / "round-1", tmp_path / "place")
