@@ -35,7 +35,7 @@ def play(name: str, place: Path, node_config: dict[str, Any]) -> tuple[list[Any]
     strategy = method_of(config).build_strategy(config, None, None)
     strategy.start(grid, num_rounds=ROUNDS, on_round=reports.append)
     assert not grid.tracebacks
-    return [replace(one, seconds=0.0, parts={}) for one in reports], grid
+    return [replace(one, seconds=0.0) for one in reports], grid
 
 
 # Each SuperNode's worker imports PyTorch: some 6 s of a core a method
