@@ -56,7 +56,6 @@ test-slow: $(STAMP)
 # All tests, before a release: thousands of parties, all that is frozen, every fault, lie and reply.
 test-all: $(STAMP)
 	$(PYTEST) --durations=25
-	$(BIN)/python tests/hostile/run_corpus.py --out build/hostile.json
 
 # What touches Flower, with the oldest and the newest Flower, each in an environment of its own.
 test-versions: $(STAMP)

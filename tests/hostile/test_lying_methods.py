@@ -100,7 +100,7 @@ def keys(tmp_path: Path) -> Path:
 def had(monkeypatch: pytest.MonkeyPatch) -> Iterator[Had]:
     """Note what all mask and a server opens, which leaves out nobody whom it need not ask."""
     monkeypatch.setattr(sum_server, "choose", lambda present, *_, **__: present)
-    with noting(found := Had(), {}):
+    with noting(found := Had()):
         yield found
 
 
