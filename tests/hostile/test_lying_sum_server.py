@@ -15,13 +15,9 @@ import numpy as np
 import pytest
 from lying_grid import edited, struck
 from sum_helpers import LENGTH, TERMS, PartyWorld, World, mask, wire
-from test_summing import gridded, summing
 
 from flower_graph.audit.deviating import Opened
 from flower_graph.errors import MalformedReplyError, RefusedError
-from flower_graph.secure import channel
-from flower_graph.secure.channel import new_key
-from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties.epoch import LIST, MOST_LISTS
 from flower_graph.secure.parties.journal import (
     Journal,
@@ -30,7 +26,6 @@ from flower_graph.secure.parties.journal import (
     members_of,
     set_of,
 )
-from flower_graph.secure.shamir import SHARE_BYTES, combine_shares
 from flower_graph.secure.sum import server as party_server
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import (
@@ -73,14 +68,6 @@ def test_points_of_another_party_that_it_did_not_sign_are_refused(tmp_path, chan
     )
     with pytest.raises(RefusedError, match=f"not granted to it|{why}"):
         world.begin()
-
-
-def test_who_declares_more_than_the_cap_is_not_bound(tmp_path):
-    world = PartyWorld.make(5, tmp_path, points=16)
-    party = world.hosts[1000]
-    party.trust, party.points = replace(party.trust, block_cap=2**31), {0: 16, 1: 2**20}
-    with pytest.raises(MalformedReplyError, match="1048576 points"):
-        world.server.take_binding(1000, party.keys())
 
 
 def test_who_brings_more_points_than_the_ceiling_is_left_out_alone(tmp_path, monkeypatch):
@@ -214,32 +201,6 @@ def test_nothing_goes_to_a_round_a_second_time_after_a_restored_state(world):
 # Rounds that come again ---------------------------------------------------------------------------
 
 
-def repeat(world, number=0):
-    """Begin another epoch, and in it the same round, without party 5."""
-    world.begin()
-    world.server._last = -1
-    world.prepare(number, lost=[1005])
-    world.mask(number)
-
-
-@pytest.mark.parametrize("kept", ["state", "state from before the sum", "nothing"])
-def test_another_epoch_does_not_repeat_a_round_with_one_fewer(world, kept):
-    """Without the journal beside the key the difference of both sums is what party 5 sent."""
-    world.begin()
-    before = {node: party.to_bytes() for node, party in world.hosts.items()}
-    world.check(world.round(0), range(12))
-    if kept == "state from before the sum":
-        world.put_back(before)
-    elif kept == "nothing":
-        world.hosts = {
-            node: SumClient(world.server.run_id, party.clients, party.trust)
-            for node, party in world.hosts.items()
-        }
-        world.server.lists = 0
-    with pytest.raises(RefusedError, match=r"round 0.*0"):
-        repeat(world)
-
-
 def test_under_another_number_it_is_counted(world):
     """As nobody can tell it from a SuperNode that has lost its state."""
     world.begin()
@@ -293,27 +254,6 @@ def test_a_trusted_server_may_name_the_partners_of_one_client_as_vanished(m, cor
         lie = replace(request, kinds=kinds, contributors=m)
         found.take(node, world.hosts[node].unmask(wire(lie)))
     assert found.is_open(PLACE) is opened
-
-
-def test_a_trusted_server_may_hand_out_channel_keys_of_its_own():
-    """The victim shares its secrets with the server, in the place of all its partners."""
-    world, (own, public) = World.make(10), new_key()
-    request = world.requests("prepare", 0)[VICTIM]
-    keys = np.broadcast_to(np.frombuffer(public, np.uint8), request.channel_keys.shape)
-    victim, run = world.hosts[VICTIM], world.server.run_id
-    reply = victim.prepare(wire(replace(request, channel_keys=keys)))
-    (secret,) = channel.agree(own, [victim.keys().channel_key.tobytes()])
-    round_key, shares = reply.round_key.tobytes(), []
-    for holder, packet in zip(request.partners.tolist(), reply.packets, strict=True):
-        what_for = channel.packet_context(run, 0, PLACE, holder)
-        shares.append(channel.unseal(secret, what_for, round_key, packet.tobytes()))
-    opened, places = shares[: request.threshold], range(1, request.threshold + 1)
-    seed, mask_key = (
-        combine_shares(places, [plain[half] for plain in opened])
-        for half in (slice(SHARE_BYTES), slice(SHARE_BYTES, None))
-    )
-    assert channel.commit_to_seed(run, 0, PLACE, seed) == reply.seed_commitment.tobytes()
-    assert channel.public_key(mask_key) == round_key
 
 
 # The form that does not trust it ------------------------------------------------------------------
@@ -435,16 +375,6 @@ def test_a_state_enters_one_sum(begun: PartyWorld, how: str) -> None:
     asked_without(begun, 4, [5, 6])  # other vectors may be summed
 
 
-def test_a_later_run_has_no_sum_of_the_same_states_without_some(begun: PartyWorld) -> None:
-    """Two runs, begun as often as is allowed: their difference would be what the absent sent."""
-    begun.states = {node: bytes([node % 256]) * 16 for node in begun.hosts}
-    begun.check(begun.round(0), range(COUNT))
-    begun.begin_run(b"2")
-    with pytest.raises(RefusedError, match="has not changed"):
-        asked_without(begun, 0, [PLACE])
-    begun.check(begun.round(1), range(COUNT))  # with the same ones it tells nothing new
-
-
 def test_the_journal_of_an_old_run_lets_nobody_back_into_it(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     for run in range(9):
@@ -503,13 +433,6 @@ def test_sets_that_are_chosen_pass_the_check_and_are_large(differ_by: int) -> No
 # Over Flower's messages ---------------------------------------------------------------------------
 
 
-class Static(SecureSumClient):
-    """Has the same vector each time."""
-
-    def vectors(self, config: Any) -> Any:
-        return {c: np.random.default_rng(c).normal(size=8) for c in self.clients}
-
-
 def with_one_fewer(grid: InProcessGrid, monkeypatch: Any, sums: int) -> Iterator[int]:
     """Connect all SuperNodes for sum 1, and all but one, another each time, for each later one."""
     nodes = sorted(grid.get_node_ids())
@@ -517,15 +440,6 @@ def with_one_fewer(grid: InProcessGrid, monkeypatch: Any, sums: int) -> Iterator
         there = [node for place, node in enumerate(nodes) if place != number - 2]
         monkeypatch.setattr(grid, "get_node_ids", lambda there=there: there)
         yield number
-
-
-def test_eleven_sums_do_not_give_ten_vectors(tmp_path: Path, monkeypatch: Any) -> None:
-    (grid, secure), opened = summing(gridded(10, tmp_path, Static)), []
-    for number in with_one_fewer(grid, monkeypatch, 11):
-        summed = secure.sum(number, 8)
-        opened += [] if isinstance(summed, Skipped) else [summed]
-    assert len(opened) == 1 and opened[0].contributors.size == 20
-    assert any("has not changed" in entry.reason for entry in secure.rejected)
 
 
 def test_the_documented_example_cannot_be_differenced(monkeypatch: Any) -> None:
