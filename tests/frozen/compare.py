@@ -3,11 +3,10 @@
     python tests/frozen/compare.py [--against CHECKOUT] [--write] [--ray] [--only REGEX]
 
 All runs of a tree (``runs.py``) are done in one child process, which enters the project only by
-its command line and ``flower_graph.simulation.InProcessGrid``, so that it works on both sides of a
-refactoring. Against the file, floats may differ by 1e-5 and hashes are left out, because other
-processors round otherwise; runs in which rounding decides more (``runs.DECIDED_BY_ROUNDING``) are
-held loosely. Against a checkout everything is compared to the bit. ``--write`` replaces runs of the
-same names.
+its command line, so that it works on both sides of a refactoring. Against the file, floats may
+differ by 1e-5 and hashes are left out, because other processors round otherwise; runs in which
+rounding decides more (``runs.DECIDED_BY_ROUNDING``) are held loosely. Against a checkout everything
+is compared to the bit. ``--write`` replaces runs of the same names.
 """
 
 import argparse
@@ -44,62 +43,6 @@ ENVIRONMENT = {"PYTHONHASHSEED": "0", "MPLBACKEND": "Agg", "PYTHONDONTWRITEBYTEC
 ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-class Messages:
-    """What the grid carried, summed up for each round and message type."""
-
-    def __init__(self) -> None:
-        self.sizes: dict[str, Counter[str]] = {}
-        self.keys: dict[str, dict[str, set[str]]] = {}
-
-    def record(self) -> dict[str, Any]:
-        keys = {
-            name: {place: sorted(known) for place, known in records.items()}
-            for name, records in self.keys.items()
-        }
-        return {"sizes": self.sizes, "keys": keys}
-
-    def note(self, messages: Iterable[Any], side: str) -> list[Any]:
-        """Add requests or replies, and return them."""
-        noted = list(messages)
-        for message in noted:
-            about = message.metadata
-            if about.message_type == "query.keep":  # what is kept for use is no part of a method
-                continue
-            sums = self.sizes.setdefault(f"{about.message_type} {about.group_id}", Counter())
-            if message.has_error():
-                sums["errors"] += 1
-                continue
-            sums[side] += 1
-            keys = self.keys.setdefault(f"{about.message_type} {side}", {})
-            for name, record in message.content.items():
-                sums[f"{side}-bytes"] += sum(len(key) + _size(record[key]) for key in record)
-                known = keys.setdefault(f"{name} ({type(record).__name__})", set())
-                known |= {f"{_any_number(key)}: {_kind(record[key])}" for key in record}
-        return noted
-
-    def listen(self, grid: Any) -> None:
-        """Hear all messages of all grids from now on."""
-        push, pull = grid.push_messages, grid.pull_messages
-        grid.push_messages = lambda self_, messages: push(self_, self.note(messages, "request"))
-        grid.pull_messages = lambda self_, numbers: self.note(pull(self_, numbers), "reply")
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, list):
-        return sum(map(_size, value))
-    if isinstance(value, str | bytes):
-        return len(value.encode() if isinstance(value, str) else value)
-    return len(value.data) if hasattr(value, "data") else 8  # an array, or a number
-
-
-def _kind(value: Any) -> str:
-    if hasattr(value, "dtype"):
-        return f"{value.dtype} {len(value.shape)}d"
-    if isinstance(value, list):
-        return "list of " + " or ".join(sorted({type(one).__name__ for one in value}))
-    return type(value).__name__
-
-
 def _any_number(key: str) -> str:
     return re.sub(r"\d+", "#", key)
 
@@ -111,33 +54,30 @@ def child(names: Sequence[str], out: Path) -> None:
     module, _, function = project["scripts"]["flower-graph"].partition(":")
     found = importlib.import_module(module)
     assert Path(found.__file__ or "").resolve().is_relative_to(tree.resolve()), found.__file__
-    messages, given = Messages(), dict[str, Any]()
-    _settle(messages)
+    given = dict[str, Any]()
+    _settle()
     for run in [*in_process(), *on_ray()]:
         if run.name in names:
-            messages.sizes, messages.keys = {}, {}
             with tempfile.TemporaryDirectory(prefix="frozen-") as folder:
                 main = getattr(found, function)
-                given[run.name] = _give(run, main, Path(folder) / "out", messages)
+                given[run.name] = _give(run, main, Path(folder) / "out")
     out.write_text(json.dumps(given))
 
 
-def _settle(messages: Messages) -> None:
-    """Listen on the grid; draw noise from one seed; save pictures as empty files, which is fast."""
+def _settle() -> None:
+    """Draw noise from one seed; save pictures as empty files, which is fast."""
     import numpy as np
     import torch
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     torch.set_num_threads(1)
-    simulation = importlib.import_module("flower_graph.simulation")
-    messages.listen(simulation.InProcessGrid)
     seed = np.random.seed
     # Noise of differential privacy is drawn after NumPy got whole arrays of the system's entropy.
     np.random.seed = lambda value=None: seed(0 if np.size(value) > 1 else value)
     FigureCanvasAgg.print_png = lambda *_, **__: None
 
 
-def _give(run: Run, main: Any, out: Path, messages: Messages) -> dict[str, Any]:
+def _give(run: Run, main: Any, out: Path) -> dict[str, Any]:
     words = run.words() + (["--out", str(out)] if run.command != "show" else [])
     code, said = _call(main, words)
     given: dict[str, Any] = {}
@@ -152,8 +92,6 @@ def _give(run: Run, main: Any, out: Path, messages: Messages) -> dict[str, Any]:
         given["error"] = re.sub(r"/\S*/", "", said.strip().splitlines()[-1])
     if run.command == "show":
         given["text"] = said.splitlines()
-    if messages.sizes:
-        given["messages"] = messages.record()
     return {**given, **_written(out)}
 
 

@@ -460,21 +460,11 @@ def spoiled(path: Path, honest: bytes, rng: random.Random) -> bytes:
     change = BY_KIND.get(path.suffix)
     if change is not None and rng.random() < 0.7:
         return change(honest, rng)
-    data = bytearray(honest)
-    for _ in range(rng.choice((1, 1, 2, 8))):
-        start, size = rng.randrange(len(data) + 1), rng.choice((1, 1, 4, 40))
-        how = rng.randrange(5)
-        if how == 0:
-            data[start : start + size] = rng.randbytes(size)
-        elif how == 1:
-            del data[start : start + size]
-        elif how == 2:
-            data[start:start] = data[:size] or b"\0"
-        elif how == 3:
-            data[start : start + 4] = struct.pack("<i", rng.choice((-1, 0, 2**31 - 1, 65536)))
-        else:
-            del data[start:]
-    return bytes(data)
+    start, size = rng.randrange(len(honest) + 1), rng.choice((1, 1, 4, 40))
+    number = struct.pack("<i", rng.choice((-1, 0, 2**31 - 1, 65536)))
+    put = rng.choice((rng.randbytes(size), b"", honest[:size] or b"\0", number))
+    end = rng.choice((start, start + size, start + len(put), len(honest)))
+    return honest[:start] + put + honest[end:]
 
 
 def in_json(honest: bytes, rng: random.Random) -> bytes:
@@ -506,44 +496,39 @@ def in_journal(honest: bytes, rng: random.Random) -> bytes:
     return sealed(in_json(honest.partition(b"\n")[2], rng))
 
 
-def odd_array(rng: random.Random) -> Any:
-    shape = rng.choice(((), (0,), (1,), (4,), (2, 2), (3, 4), (0, 2**40), (1000,)))
-    kind = rng.choice(("<i8", "<f4", "<f8", "|b1", "<U3", "|S2", "<c8", "<M8[s]", "|i1", "<u8"))
-    made = np.zeros(shape, kind)
-    if made.dtype.kind in "if" and made.size:
-        made.flat[0] = rng.choice((-1, -100, 127))
-    return made
-
-
-def swapped(parts: dict[str, Any], odd: Callable[[random.Random], Any], rng: random.Random) -> Any:
-    """Put another part in the place of one, leave one out, or add one."""
-    name = rng.choice([*parts, "more"])
-    parts[name] = odd(rng)
-    if rng.random() < 0.2:
-        del parts[name]
-    return parts
-
-
-def in_arrays(honest: bytes, rng: random.Random) -> bytes:
-    with np.load(io.BytesIO(honest)) as file:
-        arrays = swapped(dict(file), odd_array, rng)
-    out = io.BytesIO()
-    np.savez(out, **arrays)
-    return out.getvalue()
+SIZES_OF_ODD = ((), (0,), (1,), (4,), (2, 2), (3, 4), (2, 6), (0, 2**20), (1000,))
+KINDS = (torch.float32, torch.int64, torch.bool, torch.float16, torch.int8, torch.uint16,
+         torch.float8_e4m3fn, torch.complex64)  # fmt: skip
 
 
 def odd_tensor(rng: random.Random) -> torch.Tensor:
-    shape = rng.choice(((), (0,), (1,), (4,), (2, 2), (3, 4), (2, 6), (0, 2**20)))
-    kinds = (torch.float32, torch.int64, torch.bool, torch.float16, torch.int8, torch.uint16,
-             torch.float8_e4m3fn, torch.complex64)  # fmt: skip
-    made = torch.zeros(shape, dtype=rng.choice(kinds))
+    made = torch.zeros(rng.choice(SIZES_OF_ODD), dtype=rng.choice(KINDS))
     if made.dtype in (torch.int64, torch.float32) and rng.random() < 0.5:
         made += rng.choice((-1, 7, 2**40))
     return made
 
 
-def in_tensors(honest: bytes, rng: random.Random) -> bytes:
-    return save(swapped(load(honest), odd_tensor, rng))
+def odd_array(rng: random.Random) -> Any:
+    kind = rng.choice(("<i8", "<f4", "<f8", "|b1", "<U3", "|S2", "<c8", "<M8[s]", "|i1", "<u8"))
+    with np.errstate(invalid="ignore"):
+        return (np.zeros(rng.choice(SIZES_OF_ODD), "<i8") + rng.choice((-100, 0, 127))).astype(kind)
+
+
+def in_parts(honest: bytes, rng: random.Random, read: Any, odd: Any, write: Any) -> bytes:
+    """Put another part in the place of one, leave one out, or add one."""
+    parts = dict(read(honest))
+    name = rng.choice([*parts, "more"])
+    parts[name] = odd(rng)
+    if rng.random() < 0.2:
+        del parts[name]
+    data: bytes = write(parts)
+    return data
+
+
+def saved_arrays(parts: dict[str, Any]) -> bytes:
+    out = io.BytesIO()
+    np.savez(out, **parts)
+    return out.getvalue()
 
 
 def in_saved(honest: bytes, rng: random.Random) -> bytes:
@@ -552,16 +537,16 @@ def in_saved(honest: bytes, rng: random.Random) -> bytes:
     others = (tensor.expand(2, *tensor.shape), torch.eye(4).to_sparse_csr(), tensor.to("meta"))
     key = rng.choice([*found, "client", "identity", "public", "classes", "num_classes"])
     found[key] = rng.choice((tensor, *others, *ODD))
-    out = io.BytesIO()
-    torch.save(found, out, _use_new_zipfile_serialization=rng.random() < 0.8)
-    return out.getvalue()
+    return saved(found, rng.random() < 0.8)
 
 
 BY_KIND: dict[str, Callable[[bytes, random.Random], bytes]] = {
     ".json": in_json,
     ".jsonl": in_lines,
     ".journal": in_journal,
-    ".npz": in_arrays,
-    ".safetensors": in_tensors,
+    ".npz": lambda data, rng: in_parts(
+        data, rng, lambda data: np.load(io.BytesIO(data)), odd_array, saved_arrays
+    ),
+    ".safetensors": lambda data, rng: in_parts(data, rng, load, odd_tensor, save),
     ".pt": in_saved,
 }

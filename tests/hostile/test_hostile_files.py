@@ -18,6 +18,7 @@ def check(count: int, by_hand: int, seed: int = 0) -> None:
         pool.submit(try_all, count, by_hand, seed).result()
 
 
+@pytest.mark.slow
 def test_some_files_that_are_damaged_or_do_harm() -> None:
     check(45, 24)
 

@@ -1,4 +1,4 @@
-"""A server of the method that lies: in each entry, by repeated means, and by sums it has changed."""
+"""A server of the method that lies: in each entry, by repeated means, by sums that it changed."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
