@@ -45,7 +45,6 @@ from flower_graph.report.result import describe_baselines
 from flower_graph.report.trackers import Trackers
 from flower_graph.report.writer import RunWriter, write_config, write_data_form
 from flower_graph.secure.node_config import FEWEST_PARTIES, MALICIOUS_SERVER
-from flower_graph.server.membership import Admission
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
@@ -210,8 +209,9 @@ def make_server(
         config = replace(config, strategy=how)
     strategy = method_of(config).build_strategy(config, out, folder)
     # A registry says itself which SuperNode may speak for which client
-    members = None if folder is None or how.distrusts else read_members(folder.path)
-    strategy.session.members.admission = Admission(members, how.most_supernodes)
+    members = strategy.session.members
+    members.listed = None if folder is None or how.distrusts else read_members(folder.path)
+    members.most = how.most_supernodes
     return strategy
 
 

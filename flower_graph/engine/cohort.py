@@ -31,6 +31,7 @@ from flower_graph.ops.dropout import kept_of
 from flower_graph.ops.graph import Adjacency, both_ways, entries, pointers, propagate
 from flower_graph.ops.grouped import group_sum, grouped_linear
 from flower_graph.ops.links import LinkSplit
+from flower_graph.rng import generator
 from flower_graph.wire.keys import MAX_CLASSES
 
 Tensors = dict[str, Tensor]
@@ -41,22 +42,12 @@ BEGUN = "/begun"  # behind the name of a first layer by rows: the matrix that th
 
 @dataclass(frozen=True)
 class Layout:
-    """The rows of each client in a block-diagonal graph.
+    """The rows of each client in a block-diagonal graph."""
 
-    Attributes
-    ----------
-    ptr, edge_ptr : list of int
-        ``c + 1`` bounds of the clients' nodes and of their edges.
-    owner : Tensor
-        ``[n]`` place of the client that owns a node.
-    rows : FeatureRows or None
-        The rows of first layers, if these are stored by active rows.
-    """
-
-    ptr: list[int]
-    edge_ptr: list[int]
-    owner: Tensor
-    rows: FeatureRows | None = None
+    ptr: list[int]  # c + 1 bounds of the clients' nodes
+    edge_ptr: list[int]  # ... and of their edges
+    owner: Tensor  # [n] place of the client that owns a node
+    rows: FeatureRows | None = None  # of first layers, if these are stored by active rows
 
     @classmethod
     def of(cls, nodes: Sequence[int], edges: Sequence[int], device: torch.device) -> Layout:
@@ -102,18 +93,7 @@ class FeatureRows(NamedTuple):
 
 
 def feature_rows(features: Sequence[Tensor]) -> tuple[Adjacency, FeatureRows]:
-    """Concatenate clients' features as a sparse matrix with a column for each active row.
-
-    Parameters
-    ----------
-    features : sequence of Tensor
-        Each client's, ``[n_i, f]``, dense or in CSR form.
-
-    Returns
-    -------
-    tuple of Adjacency and FeatureRows
-        The matrix ``[n, r]`` with its transpose, and the rows.
-    """
+    """Concatenate clients' features ``[n_i, f]``: a sparse ``[n, r]``, a column an active row."""
     bounds, width = accumulate((len(x) for x in features), initial=0), features[0].shape[1]
     parts = []
     for place, (x, start) in enumerate(zip(features, bounds, strict=False)):
@@ -148,16 +128,9 @@ def laid_out(stack: Tensor) -> Tensor:
 
 
 def group_modules(module: nn.Module, stacks: Mapping[str, Tensor], layout: Layout) -> nn.Module:
-    """Return a copy of a module whose parameters and buffers are stacks.
+    """Return a copy of a module whose parameters and buffers are stacks ``[c, ...]``.
 
-    Parameters
-    ----------
-    module : nn.Module
-        A client's module, each of whose buffers is in its state.
-    stacks : mapping of str to Tensor
-        Under the names of its ``state_dict``, ``[c, ...]``. Parameters share their memory.
-    layout : Layout
-        The rows of the clients; shared by all parts of the module.
+    Stacks have the names of the module's ``state_dict``, which has all of its buffers.
     """
     result = deepcopy(module)
     for prefix, part in result.named_modules():
@@ -166,9 +139,8 @@ def group_modules(module: nn.Module, stacks: Mapping[str, Tensor], layout: Layou
             if value is not None:
                 stack = stacks[start + name]
                 part._parameters[name] = nn.Parameter(stack, requires_grad=value.requires_grad)
-        for name, value in part._buffers.items():
-            if value is not None:
-                part._buffers[name] = stacks[start + name]
+        for name in [name for name, value in part._buffers.items() if value is not None]:
+            part._buffers[name] = stacks[start + name]
         if part._parameters or part._buffers:
             kind: Any = type(part)  # mypy: a type is hashable
             part.__class__ = _grouped(kind)
@@ -249,15 +221,7 @@ def is_linear(kind: type[nn.Module]) -> bool:
 
 
 class ClientDropout(TorchFunctionMode):
-    """Draws each client's rows from a stream of its own, as PyTorch would for the client alone.
-
-    Parameters
-    ----------
-    layout : Layout
-        The rows of the clients.
-    chances : sequence of torch.Generator
-        A stream a client, for the device of the modules.
-    """
+    """Draws each client's rows from a stream of its own, as PyTorch would for the client alone."""
 
     def __init__(self, layout: Layout, chances: Sequence[torch.Generator]) -> None:
         super().__init__()
@@ -280,10 +244,7 @@ class ClientDropout(TorchFunctionMode):
         kept = torch.empty_like(input, dtype=torch.bool)
         rows_of = self._layout.rows_of(len(input))
         for rows, chance in zip(rows_of, self.chances, strict=True):
-            if isinstance(rows, slice):
-                kept[rows].bernoulli_(1 - p, generator=chance)
-            else:
-                kept[rows] = kept[rows].bernoulli_(1 - p, generator=chance)
+            kept[rows] = kept[rows].bernoulli_(1 - p, generator=chance)
         return kept_of(input, kept, p)
 
 
@@ -332,9 +293,8 @@ class GraphOnDevice(NamedTuple):
     @property
     def client(self) -> int:
         """The number of the graph's only client; ``ValueError`` if it has several."""
-        if len(self.clients) > 1:
-            raise ValueError("the graph is of several clients: their numbers are `clients`")
-        return self.clients[0]
+        (client,) = self.clients
+        return client
 
     @property
     def ptr(self) -> list[int]:
@@ -431,26 +391,25 @@ def by_feature(module: nn.Module, name: str, matrix: Tensor) -> Tensor:
 
 def joined(graphs: Sequence[GraphOnDevice], *, by_rows: bool = False) -> GraphOnDevice:
     """Return several clients' graphs as one block-diagonal graph."""
-    first, device = graphs[0], graphs[0].y.device
-    nodes = [graph.y.numel() for graph in graphs]
-    layout = Layout.of(nodes, [graph.edge_index.shape[1] for graph in graphs], device)
-    edges = [graph.edge_index + start for graph, start in zip(graphs, layout.ptr, strict=False)]
-    weights = [graph.edge_weight for graph in graphs]
-    x: Tensor | Adjacency
+    nodes, edges = [one.y.numel() for one in graphs], [one.edge_index for one in graphs]
+    device = graphs[0].y.device
+    layout = Layout.of(nodes, [one.shape[1] for one in edges], device)
+
+    def together(name: str) -> Any:  # a field of all graphs, or None
+        parts = [getattr(graph, name) for graph in graphs]
+        return None if parts[0] is None else torch.cat(parts)
+
     if by_rows:
-        features, rows = feature_rows([graph.x.cpu() for graph in graphs])
-        x = features.to(device)
+        x, rows = feature_rows([graph.x.cpu() for graph in graphs])
         layout = replace(layout, rows=rows.to(device))
-    else:
-        x = torch.cat([graph.x for graph in graphs])
     return GraphOnDevice(
         tuple(graph.client for graph in graphs),
-        x,
-        torch.cat(edges, 1),
-        torch.cat([graph.y for graph in graphs]),
-        {role: torch.cat([graph.masks[role] for graph in graphs]) for role in first.masks},
-        None if first.edge_weight is None else torch.cat(weights),  # type: ignore[arg-type]
-        targets=None if first.targets is None else torch.cat([graph.targets for graph in graphs]),  # type: ignore[misc]
+        x.to(device) if by_rows else together("x"),
+        torch.cat([one + start for one, start in zip(edges, layout.ptr, strict=False)], 1),
+        together("y"),
+        {role: torch.cat([one.masks[role] for one in graphs]) for role in graphs[0].masks},
+        together("edge_weight"),
+        targets=together("targets"),
         layout=layout,
     )
 
@@ -458,14 +417,12 @@ def joined(graphs: Sequence[GraphOnDevice], *, by_rows: bool = False) -> GraphOn
 class Cohort:
     """The modules of several clients, which train as one group or one by one.
 
-    Of the first layers in ``by_rows`` a client keeps the active rows (``FeatureRows``).
-
     Parameters
     ----------
     module : nn.Module
         A client's first module.
     graphs : sequence of GraphOnDevice
-        The clients' graphs.
+        The clients' graphs; the attribute has them by the clients' numbers.
     tensors : dict, optional
         Stacks ``[c, ...]`` of what the modules' ``state_dict`` has and, as ``<name>/<moment>``, of
         what optimisers keep; by default of clients that have not trained yet. The attribute has
@@ -473,17 +430,10 @@ class Cohort:
         rows ``[r, h]``, and as ``<name>/begun`` the matrix ``[f, h]`` that the round began with.
     optimiser : callable
         Makes an optimiser of a module.
-    is_grouped : bool
-        Whether they train as a group.
+    is_grouped, keeps_moments : bool
+        Whether they train as a group; whether new tensors have what an ``Adam`` keeps.
     by_rows : sequence of str
         The weights that are stored by active rows; such clients train as a group.
-    keeps_moments : bool
-        Whether new tensors have what an ``Adam`` keeps.
-
-    Attributes
-    ----------
-    graphs : dict
-        The clients' graphs, by the clients' numbers.
     """
 
     # Any: an optimiser of PyTorch or of this library
@@ -661,26 +611,29 @@ class Cohort:
 
     def group(self, clients: Sequence[int]) -> Learner:
         """Return some clients as a group, which is kept until another one than all is wanted."""
-        if (group := self._together.get(tuple(clients))) is None:
-            is_all, graph = list(clients) == self.clients, self._joined
-            if not is_all:
-                graph = joined([self.graphs[one] for one in clients], by_rows=bool(self.by_rows))
-            assert graph.layout is not None
-            held = {n: one for n, one in self.tensors.items() if n.partition("/")[0] in self.names}
-            stacks = {n: one for n, one in held.items() if not n.endswith(BEGUN)}
-            index = dict[str, Tensor]()
-            if not is_all:
-                places = [self._places[client] for client in clients]
-                index = {name: self._index(name, places) for name in stacks}
-                stacks = {name: laid_out(stacks[name][at]) for name, at in index.items()}
-            module = group_modules(self.module, stacks, graph.layout)
-            adam = self._adam(module, stacks, len(clients))
-            if graph.layout.rows is not None:
-                parameters = dict(module.named_parameters())
-                adam.bounds = {parameters[name]: graph.layout.rows.ptr for name in self.by_rows}
-            kept = {key: one for key, one in self._together.items() if len(key) == len(self.graphs)}
-            group = Learner(module, adam, graph, stacks, index)
-            self._together = kept | {tuple(clients): group}
+        if (group := self._together.get(tuple(clients))) is not None:
+            return group
+        is_all, graph, names = list(clients) == self.clients, self._joined, self.names
+        index = dict[str, Tensor]()
+        stacks = {
+            name: stack
+            for name, stack in self.tensors.items()
+            if name.partition("/")[0] in names and not name.endswith(BEGUN)
+        }
+        if not is_all:
+            graph = joined([self.graphs[one] for one in clients], by_rows=bool(self.by_rows))
+            places = [self._places[client] for client in clients]
+            index = {name: self._index(name, places) for name in stacks}
+            stacks = {name: laid_out(stacks[name][at]) for name, at in index.items()}
+        assert graph.layout is not None
+        module = group_modules(self.module, stacks, graph.layout)
+        adam = self._adam(module, stacks, len(clients))
+        if graph.layout.rows is not None:
+            parameters = dict(module.named_parameters())
+            adam.bounds = {parameters[name]: graph.layout.rows.ptr for name in self.by_rows}
+        kept = {key: one for key, one in self._together.items() if len(key) == len(self.graphs)}
+        group = Learner(module, adam, graph, stacks, index)
+        self._together = kept | {tuple(clients): group}
         return group
 
     def _index(self, name: str, places: Sequence[int]) -> Tensor:
@@ -724,3 +677,45 @@ class Judged(NamedTuple):
         return [
             Judged(self.logits[at], self.y[at], own, [0, at.stop - at.start]) for at, own in parts
         ]
+
+
+# Mini-batches -------------------------------------------------------------------------------------
+
+
+class MiniBatch(NamedTuple):
+    """The nodes of one step; None: all nodes, and every client takes the step."""
+
+    nodes: Tensor | None = None  # [n] whether a node is in its client's batch
+    moves: Tensor | None = None  # [c] whether a client has such a batch
+
+
+def epochs_of(
+    graph: GraphOnDevice,
+    among: Tensor,
+    size: int | None,
+    epochs: int,
+    seed: int,
+    purpose: str,
+    server_round: int,
+) -> Iterator[list[MiniBatch]]:
+    """Divide the nodes ``among`` ``[n]`` into batches, anew in every epoch; yield its steps.
+
+    Step ``s`` of all clients is one tensor program; a client with fewer batches skips the last
+    steps. ``size`` is the nodes of a client's batch; None: all at once. A client without such nodes
+    has one empty batch: it takes the first step as it does without batches. The order of a client's
+    nodes depends on seed, purpose, round and its number, not on the other clients.
+    """
+    if size is None:
+        yield from ([MiniBatch()] for _ in range(epochs))
+        return
+    chances = [generator(seed, "batches", purpose, one, server_round) for one in graph.clients]
+    here = among.cpu()
+    nodes = [first + here[first:last].nonzero().flatten() for first, last in pairwise(graph.ptr)]
+    steps = torch.tensor([max(1, -(-own.numel() // size)) for own in nodes])
+    for _ in range(epochs):
+        number = torch.full(among.shape, -1)
+        for own, chance in zip(nodes, chances, strict=True):
+            drawn = torch.randperm(own.numel(), generator=chance)
+            number[own[drawn]] = torch.arange(own.numel()) // size
+        number = number.to(among.device)
+        yield [MiniBatch(number == s, steps > s) for s in range(int(steps.max()))]

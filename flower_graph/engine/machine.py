@@ -35,11 +35,9 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"device: {name!r} is none of auto, cpu, cuda, cuda:N") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise ConfigError(
-            f"device: {name!r} is not there; {count} GPUs found; set device=auto or device=cpu"
-        )
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ConfigError(f"device: {name!r} is not there; {count} GPUs found")
     return device
 
 
@@ -51,15 +49,9 @@ def keep_freed_memory() -> bool:
     # A round makes and frees the same tensors again and again. By default glibc returns every block
     # of more than 32 MiB to the system at once, and the system clears each page when it is touched
     # anew: with a million users, a third of a round.
-    if sys.platform != "linux":
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    return all(
-        mallopt(what, size)
-        for what, size in ((M_MMAP_THRESHOLD, LARGEST), (M_TRIM_THRESHOLD, KEPT))
-    )
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    settings = (M_MMAP_THRESHOLD, LARGEST), (M_TRIM_THRESHOLD, KEPT)
+    return mallopt is not None and all(mallopt(*setting) for setting in settings)
 
 
 def first_layer_bytes(used: int, size: int) -> int:
@@ -105,9 +97,7 @@ def waiting_threads() -> Iterator[None]:
 
 def processor() -> str:
     """Return the processor's name if the kernel tells it, else its kind."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+    info = Path("/proc/cpuinfo")
+    text = info.read_text(encoding="utf-8") if info.exists() else ""
+    name = re.search(r"^model name\s*: (.*)", text, re.MULTILINE)
+    return platform.machine() if name is None else name[1]

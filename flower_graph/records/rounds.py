@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
@@ -74,13 +73,11 @@ class RoundReport:
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> RoundReport:
         """Read a line of ``metrics.jsonl`` back; null is a number that was not finite."""
-        keys = {name: name.replace("_", "-") for name in _kinds()}
+        keys = {name: name.replace("_", "-") for name in KINDS}
         given = {n: key for n, key in keys.items() if n not in COUNTED or key in record}
-        result = cls(**{n: _taken(record[key], _kinds()[n], key) for n, key in given.items()})
+        result = cls(**{n: _taken(record[key], KINDS[n], key) for n, key in given.items()})
         if result.round < 1:
             raise ValueError(f"round: {result.round} is not at least 1")
-        for entry in result.rejected:
-            _taken(entry.get("reason"), str, "reason")
         if any(len(row) != len(result.confusion) for row in result.confusion):
             raise ValueError("confusion: has not as many columns as rows")
         return result
@@ -101,10 +98,7 @@ class RoundReport:
         return self.scores.get(metric, {}).get(role, math.nan)
 
 
-# Cached: each round of a run is read by the same types
-@cache
-def _kinds() -> dict[str, Any]:
-    return get_type_hints(RoundReport)
+KINDS = get_type_hints(RoundReport)
 
 
 # Any: types of fields, and the values of JSON that fit them
@@ -151,25 +145,21 @@ class BestRound:
         self.number, self.accuracy = server_round, accuracy
         return True
 
-    def saving(self) -> dict[str, object]:
+    def state_dict(self) -> dict[str, object]:
         """Return the state for the checkpoint that is about to be completed."""
-        best = {"number": self.number, "accuracy": self.accuracy, "protected": self._saved()}
-        return {**best, "any-used": self.any_used}
+        return {**vars(self), "protected": self._with_this()}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        vars(self).update(state)
 
     def saved(self) -> None:
-        self.protected = self._saved()
-
-    def load(self, state: StateDict) -> None:
-        self.number = int(state["number"])
-        self.accuracy = float(state["accuracy"])
-        self.protected = list(state["protected"])
-        self.any_used = bool(state["any-used"])
+        self.protected = self._with_this()
 
     def forget(self) -> None:
         """Forget the best round, because clients have joined or left."""
         self.number, self.accuracy, self.protected = 0, -math.inf, []
 
-    def _saved(self) -> list[int]:
+    def _with_this(self) -> list[int]:
         from flower_graph.storage.checkpoint import KEPT  # not at the top: it loads torch
 
         held = [one for one in self.protected if one != self.number]
@@ -203,10 +193,10 @@ def read_reports(path: Path) -> list[RoundReport]:
             reports.append(RoundReport.from_record(record))
             if number > 1 and reports[-1].round <= reports[-2].round:
                 raise ValueError(f"round {reports[-1].round} is not after {reports[-2].round}")
-    from flower_graph.records.participation import check_records  # loads NumPy
+    from flower_graph.records.participation import known_clients  # loads NumPy
 
     with reading(path, OutputError, "who took part is damaged"):
-        check_records(report.participation for report in reports)
+        known_clients(report.participation for report in reports)
     return reports
 
 

@@ -13,12 +13,6 @@ MOST_TOLD = 10  # of one kind in a run
 NUMBERS = re.compile(r"\W*\d(?:[\W\d]|e[+-])*")
 
 
-def kind_of(record: logging.LogRecord) -> tuple[str, str]:
-    """Return the kind of a warning: the logger, and the words."""
-    # The words, not the template: many templates take a reason.
-    return record.name, NUMBERS.sub(" # ", record.getMessage())
-
-
 @contextmanager
 def counted_warnings() -> Iterator[None]:
     """Pass on the first warnings of each kind; at the end of the block log their number."""
@@ -33,12 +27,9 @@ def counted_warnings() -> Iterator[None]:
     finally:
         LIBRARY.propagate = before
         LIBRARY.removeHandler(counting)
-        for kind, count in counting.counts.items():
-            if count > MOST_TOLD:
-                shown = count, MOST_TOLD, counting.last[kind]
-                LOG.warning(
-                    "%d warnings as this one in the run, of which %d were shown: %s", *shown
-                )
+        words = "%d warnings as this one in the run, of which %d were shown: %s"
+        for kind, last in counting.last.items():
+            LOG.warning(words, counting.counts[kind], MOST_TOLD, last)
 
 
 class _Counting(logging.Handler):
@@ -47,11 +38,13 @@ class _Counting(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.counts = Counter[tuple[str, str]]()
-        self.last: dict[tuple[str, str], str] = {}
+        self.last: dict[tuple[str, str], str] = {}  # of the kinds that are not shown any more
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING:
-            kind = kind_of(record)
+            # Of one kind are warnings of one logger in the same words but for numbers: not of one
+            # template, since many templates take a reason
+            kind = record.name, NUMBERS.sub(" # ", record.getMessage())
             self.counts[kind] += 1
             if self.counts[kind] > MOST_TOLD:
                 self.last[kind] = record.getMessage()

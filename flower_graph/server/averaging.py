@@ -1,12 +1,10 @@
 """Flower's FedAvg, or another averaging strategy, with checked replies and a report a round.
 
-Added to Flower's code: a time limit when waiting for nodes; a question to each node which clients
-it hosts, from which the run's seed draws; checks of replies, bad replies being left out and
-reported; a count of bytes; saving and resuming. The averaging is Flower's, of ``FedAvg`` or of
-another strategy: ``class Mine(ReportedFedAvg, FedProx)``.
-
-The server draws clients, not SuperNodes, and combines one answer of each client. If the strategy
-needs no more (`ReportedFedAvg.weighted_sum`), a SuperNode sends its clients' weighted mean.
+The averaging is Flower's, of ``FedAvg`` or of another strategy: ``class Mine(ReportedFedAvg,
+FedProx)``. Nodes are waited for with a time limit, and asked which clients they host. The server
+draws clients, not SuperNodes, and combines one answer of each client. If the strategy needs no more
+(`ReportedFedAvg.weighted_sum`), a SuperNode sends its clients' weighted mean. Bad replies are left
+out and reported.
 
 All clients measure a round's model and save their state. Then the server reports the round, and
 completes the checkpoint if all clients have saved.
@@ -15,9 +13,8 @@ completes the checkpoint if all clients have saved.
 import copy
 import logging
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,35 +24,19 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import (
-    FedAdagrad,
-    FedAdam,
-    FedAvg,
-    FedAvgM,
-    FedMedian,
-    FedTrimmedAvg,
-    FedYogi,
-    Krum,
-    Strategy,
-)
+from flwr.serverapp import strategy as flower
 from numpy.typing import NDArray
 
-from flower_graph.config.common import (
-    KRUM,
-    MEDIAN,
-    NO_DEFENCE,
-    TRIMMED_MEAN,
-    RobustSection,
-    StrategySection,
-)
+from flower_graph.config import common
+from flower_graph.config.common import RobustSection, StrategySection
 from flower_graph.errors import MalformedReplyError, brief, one_line
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.records.participation import NOT_CONNECTED
 from flower_graph.records.rounds import BestRound, RoundReport
-from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundLoop
-from flower_graph.server.session import Session, unsaved
+from flower_graph.server.session import Membership, Session, unsaved
 from flower_graph.storage.reading import StateDict
+from flower_graph.wire import keys
 from flower_graph.wire.arrays import encode_array, own_records, read_array
 from flower_graph.wire.averaging import (
     LEFT_OUT,
@@ -78,26 +59,14 @@ from flower_graph.wire.exchange import (
     require_content,
     unreadable,
 )
-from flower_graph.wire.keys import (
-    ARRAYS,
-    CHECKPOINT,
-    CONFIG,
-    COUNTING,
-    EXTRAS,
-    MAX_NUMBER,
-    MAX_WEIGHT,
-    NUM_EXAMPLES,
-    ROWS,
-    RUN_TOKEN,
-)
 from flower_graph.wire.ledger import reply_bytes
 
 LOG = logging.getLogger(__name__)
 # Flower's, of which the next model depends on nothing but the clients' weighted mean
-OF_THE_MEAN = {Strategy, FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi}
+OF_THE_MEAN = {flower.Strategy, flower.FedAvg, flower.FedAvgM}
+OF_THE_MEAN |= {flower.FedAdagrad, flower.FedAdam, flower.FedYogi}
 # Measurements from 0 to 1, whose sum cannot exceed their number
 RATIOS = frozenset(("train", "val", "test", "precision", "recall", "homophily", "true-homophily"))
-RECORD = -2  # in place of a length: marks a name as that of a record
 ROUNDING = 1e-5  # rounding error allowed in such a sum
 UNUSABLE = "SuperNodes gave a usable answer to train"
 NO_ROW = "its SuperNode's answer has no row of it"
@@ -105,6 +74,11 @@ NO_ROW = "its SuperNode's answer has no row of it"
 Arrays = ArrayRecord | Mapping[str, NDArray[np.generic]]
 Combined = Arrays | Mapping[int, Arrays] | None
 Place = tuple[int, int | None]  # a SuperNode, and the client where it answers with a row for each
+Form = frozenset[tuple[str, int]]  # Flower averages metrics of the same names and sizes only
+# Attributes that no checkpoint needs, or that it has elsewhere
+NOT_SAVED = {"arrays", "own_arrays", "means", "counts", "_number", "_is_averaged", "_sent"}
+NOT_SAVED |= {"_usable", "_failed", "_unsaved", "_warned", "_keeping", "_started"}
+MUTABLE = (list, dict, np.ndarray, ArrayRecord)
 
 
 class Wanted(NamedTuple):
@@ -116,11 +90,12 @@ class Wanted(NamedTuple):
     rows: bool = False  # of each client that was asked, where a SuperNode has several
 
 
-class ReportedFedAvg(RoundLoop, FedAvg):
+class ReportedFedAvg(RoundLoop, flower.FedAvg):
     """Flower's ``FedAvg`` with a report a round.
 
     A subclass defines the entries of a report (``report_fields``) and may define the first model
     (``first_arrays``). ``start`` runs the rounds; Flower's wrappers can too, without reports.
+    ``ValueError`` if an argument is impossible.
 
     Parameters
     ----------
@@ -146,14 +121,8 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         The first round of the highest validation accuracy so far.
     own_arrays : dict of int to ArrayRecord
         With ``personal``: the model that each client got last.
-
-    Raises
-    ------
-    ValueError
-        If an argument is impossible.
     """
 
-    _kept: "StrategyState"  # from ``start`` on
     _warned = 0  # answers at the last warning that they are too few for a robust average
     personal: bool = False  # whether ``combine`` gives each client arrays of its own
     weighted_sum: bool = True  # of ``combine`` as it is here; a class with another says it anew
@@ -274,7 +243,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
 
     def begin(self, initial_arrays: ArrayRecord | None) -> None:
         self.arrays = self.first_arrays() if initial_arrays is None else initial_arrays
-        self._kept = StrategyState(self)
+        self._started = {**vars(self)}
         self.summary()
 
     def round(self, server_round: int) -> RoundReport:
@@ -282,15 +251,16 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         grid, config = session.exchange.grid, ConfigRecord(dict(self._config))
         messages = self.configure_train(server_round, self.arrays, config, grid)
         self.arrays = self.aggregate_train(server_round, self._relayed(messages))[0] or self.arrays
-        config = ConfigRecord({COUNTING: self.counting} if self.counting else {})
+        config = ConfigRecord({keys.COUNTING: self.counting} if self.counting else {})
         config.update(self._evaluate_config)
         if session.is_due(server_round):
-            config[CHECKPOINT], config[RUN_TOKEN] = True, session.run
+            config[keys.CHECKPOINT], config[keys.RUN_TOKEN] = True, session.run
         messages = self.configure_evaluate(server_round, self.arrays, config, grid)
         self.aggregate_evaluate(server_round, self._relayed(messages))
         gone = {NOT_CONNECTED: np.array(sorted(session.members.absent), np.int64)}
         used = {client for reply in self._usable for client in reply.clients} - self._failed.keys()
-        return session.report(
+        fields: dict[str, Any] = self.report_fields(*self.means)
+        return self.report(
             server_round,
             session.participation(used, failed=self._failed, left_out=gone),
             asked=sum(len(local) or 1 for local in session.asked.values()),
@@ -298,7 +268,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
             answered=len(used) + sum(not reply.clients for reply in self._usable),
             bytes=session.ledger.payload,
             skipped="" if self._usable else f"none of {len(session.asked)} {UNUSABLE}",
-            **self.report_fields(*self.means),
+            **fields,
         )
 
     def _relayed(self, messages: Iterable[Message]) -> Iterable[Message]:
@@ -370,15 +340,22 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         return self._unsaved
 
     def state(self) -> dict[str, object]:
+        # Flower's strategies, such as FedAdam with its moments, have no checkpoint method
+        own = {name: value for name, value in vars(self).items() if name not in NOT_SAVED}
+        changed = {
+            name: value
+            for name, value in own.items()
+            if isinstance(value, MUTABLE) or value is not self._started.get(name)
+        }
         return {
-            "strategy": self._kept.state_dict(),
+            "strategy": changed,
             "clients": self.session.members.everyone(),
             "arrays": self.arrays,
             "own-arrays": self.own_arrays,
         }
 
     def load_state(self, state: StateDict) -> None:
-        self._kept.load_state_dict(state["strategy"])
+        vars(self).update(state["strategy"])
         # Averaging may have changed their type: FedAdam's is wider than the first model's.
         forms = [(name, tuple(array.shape)) for name, array in self.arrays.items()]
         for saved in (state["arrays"], *state["own-arrays"].values()):
@@ -513,61 +490,51 @@ def check_replies(
     rows: Mapping[int, Sequence[Any]] = asked if wanted.rows else {}  # one row is of None
     said = dict[int, dict[Any, str]]()  # by node: the clients that it has left out itself
 
-    def read(node: int, reply: Message) -> dict[Place, Message]:
+    def read(node: int, reply: Message) -> dict[Any, Message]:
         clients = rows.get(node) or [None]
         _check_whole(reply, wanted, len(clients))
         said[node] = read_entry(LEFT_OUT, reply.content)
-        own = split_rows(reply, clients) if len(clients) > 1 else {clients[0]: reply}
-        return {(node, client): part for client, part in own.items()}
+        own: dict[Any, Message] = {clients[0]: reply}
+        return split_rows(reply, clients) if len(clients) > 1 else own
 
     late = dict.fromkeys(sent, f"no reply within {timeout:g} s")
     whole = read_replies(late, replies.items(), read)
-    parts = {at: reply for own in whole.values.values() for at, reply in own.items()}
-    bad = _bad_parts(parts, wanted, most_examples)
-    fit = {place: reply for place, reply in parts.items() if place not in bad}
+    forms, bad = dict[Place, Form](), dict[Place, str]()
+    weights: dict[int, float] = dict.fromkeys(whole.values, 0)
+    parts = {(node, c): part for node, own in whole.values.items() for c, part in own.items()}
+    for place, part in parts.items():
+        try:
+            weight, forms[place] = _check_part(part, wanted)
+            weights[place[0]] += weight
+        except Exception as error:  # whatever its content causes
+            bad[place] = unreadable(error)
+    for place in [*forms]:
+        most, weight = most_examples(place[0]), weights[place[0]]
+        if most is not None and weight > most:
+            bad[place] = f"{keys.NUM_EXAMPLES} is {weight}, its SuperNode has {most}"
+            del forms[place]
+    common = max(forms.values(), key=Counter(forms.values()).__getitem__, default=frozenset())
+    for place, form in forms.items():
+        if form != common:
+            odd = brief(sorted({name for name, _ in common ^ form}), 80)
+            bad[place] = f"metrics are not as in the other replies: {odd}"
+
     rejected, failed = whole.rejected, dict[int, str]()
-    for node in whole.values:
+    for node, own in whole.values.items():
         clients = rows.get(node) or [None]
-        unfit = {c: bad.get((node, c), NO_ROW) for c in clients if (node, c) not in fit}
+        unfit = {c: bad.get((node, c), NO_ROW) for c in clients if c not in own or (node, c) in bad}
         lines: dict[int | None, str] = {**unfit, **said[node]}
-        hosted = set(asked.get(node, ()))  # a SuperNode may name its own clients only
-        failed |= {c: why for c, why in lines.items() if c is not None and c in hosted}
+        # A SuperNode may name its own clients only
+        failed |= {c: why for c, why in lines.items() if c is not None and c in asked.get(node, ())}
         words = [why if c is None else f"client {c}: {why}" for c, why in lines.items()]
         rejected += [Rejected(node, one_line(line)) for line in words]
     found = [
-        read_reply(fit[node, client], asked.get(node, ()) if client is None else [client])
+        read_reply(parts[node, client], asked.get(node, ()) if client is None else [client])
         # stable: otherwise as they were sent
-        for node, client in sorted(fit, key=lambda at: (at[1] is None, at[1] or 0))
+        for node, client in sorted(parts, key=lambda at: (at[1] is None, at[1] or 0))
+        if (node, client) not in bad
     ]
     return found, rejected, failed
-
-
-def _bad_parts(
-    parts: Mapping[Place, Message], wanted: Wanted, most_examples: Callable[[int], int | None]
-) -> dict[Place, str]:
-    """Return why parts of replies cannot be averaged."""
-    bad, claimed = dict[Place, str](), defaultdict[int, float](int)
-    for place, reply in parts.items():
-        try:
-            claimed[place[0]] += _check_part(reply, wanted)
-        except Exception as error:
-            bad[place] = unreadable(error)
-    # Flower needs the same metrics in all replies: each one's name and length
-    forms = dict[Place, frozenset[tuple[str, int]]]()
-    for place in [place for place in parts if place not in bad]:
-        most, weight = most_examples(place[0]), claimed[place[0]]
-        if most is not None and weight > most:
-            bad[place] = f"{NUM_EXAMPLES} is {weight}, its SuperNode has {most}"
-            continue
-        ((local, record),) = parts[place].content.metric_records.items()
-        lengths = [(name, len(v) if isinstance(v, list) else -1) for name, v in record.items()]
-        forms[place] = frozenset([*lengths, (local, RECORD)])
-    common = next(iter(Counter(forms.values()).most_common(1)), (frozenset(), 0))[0]
-    for place, form in forms.items():
-        if form != common:
-            odd = brief(sorted(dict(common ^ form)), 80)
-            bad[place] = f"metrics are not as in the other replies: {odd}"
-    return bad
 
 
 def _check_whole(reply: Message, wanted: Wanted, clients: int) -> None:
@@ -575,58 +542,65 @@ def _check_whole(reply: Message, wanted: Wanted, clients: int) -> None:
     # float64 where float32 would do
     model = 0 if wanted.model is None else 2 * wanted.model.count_bytes()
     require_content(reply, clients * (reply_bytes(numbers) + model))
-    if clients > 1 and ROWS not in (reply.content.config_records.get(CONFIG) or ()):
+    if clients > 1 and keys.ROWS not in (reply.content.config_records.get(keys.CONFIG) or ()):
         raise MalformedReplyError(f"one mean for {clients} clients, expected a row of each")
     if wanted.model is None:
         return
-    records = reply.content.array_records
-    extras, expected = wanted.extras, [ARRAYS, EXTRAS] if wanted.extras else [ARRAYS]
-    if sorted(records) != expected:
-        raise MalformedReplyError(f"array records {brief(list(records), 80)}, expected {expected}")
-    if extras and sorted(records[EXTRAS]) != sorted(extras):
-        found = brief(list(records[EXTRAS]), 80)
-        raise MalformedReplyError(f"extras {found}, expected {sorted(extras)!s:.80}")
-    if (names := list(records[ARRAYS])) != list(wanted.model):
-        # Clients read arrays by position, and the first reply's order would become the mean's.
-        raise MalformedReplyError(f"arrays {brief(names, 80)}, expected {list(wanted.model)!s:.80}")
+    records, extras = reply.content.array_records, wanted.extras
+    _require_names(
+        "array records", sorted(records), [keys.ARRAYS, keys.EXTRAS] if extras else [keys.ARRAYS]
+    )
+    if extras:
+        _require_names("extras", sorted(records[keys.EXTRAS]), sorted(extras))
+    # Clients read arrays by position, and the first reply's order would become the mean's.
+    _require_names("arrays", list(records[keys.ARRAYS]), list(wanted.model))
 
 
-def _check_part(reply: Message, wanted: Wanted) -> float:
-    """Check one client's answer, or a mean; return its weight."""
+def _require_names(what: str, found: list[str], expected: list[str]) -> None:
+    if found != expected:
+        raise MalformedReplyError(f"{what} {brief(found, 80)}, expected {expected!s:.80}")
+
+
+def _check_part(reply: Message, wanted: Wanted) -> tuple[float, Form]:
+    """Check one client's answer, or a mean; return its weight, and its metrics' names and sizes."""
     content = reply.content
-    records = list(content.metric_records.values())
-    if len(records) != 1:
-        raise MalformedReplyError(f"{len(records)} metric records, expected 1")
-    (metrics,) = records
-    weight = metrics.get(NUM_EXAMPLES)
-    if not (isinstance(weight, (int, float)) and 0 < weight <= MAX_WEIGHT):
-        raise MalformedReplyError(f"{NUM_EXAMPLES} is {brief(weight, 40)}, must be positive")
+    if len(content.metric_records) != 1:
+        raise MalformedReplyError(f"{len(content.metric_records)} metric records, expected 1")
+    ((record, metrics),) = content.metric_records.items()
+    weight = metrics.get(keys.NUM_EXAMPLES)
+    if not (isinstance(weight, (int, float)) and 0 < weight <= keys.MAX_WEIGHT):
+        raise MalformedReplyError(f"{keys.NUM_EXAMPLES} is {brief(weight, 40)}, must be positive")
     for name, value in metrics.items():
         share = metrics.get(f"has-{name}")
-        if not isinstance(share, (int, float)) or not isinstance(value, (int, float)):
-            continue
-        low, high = (0.0, share) if name in RATIOS else (-MAX_NUMBER, MAX_NUMBER)
-        for what, number, least, most in ((f"has-{name}", share, 0, 1), (name, value, low, high)):
-            # A number that is not finite is named by the client, or refused as a measurement.
-            is_within = least - ROUNDING <= number <= most + ROUNDING
-            if not is_within and math.isfinite(number):
-                allowed = f"must be from {least:g} to {most:g}"
-                raise MalformedReplyError(f"{what} is {number:g}, {allowed}")
+        if wanted.model is None and not np.isfinite(np.asarray(value, np.float64)).all():
+            raise MalformedReplyError(f"{name} is {brief(value, 40)}")
+        if isinstance(share, (int, float)) and isinstance(value, (int, float)):
+            _require_within(f"has-{name}", share, 0, 1)
+            _require_within(
+                name,
+                value,
+                *((0, share) if name in RATIOS else (-keys.MAX_NUMBER, keys.MAX_NUMBER)),
+            )
     if wanted.model is None:
-        for name, value in metrics.items():
-            if not np.isfinite(np.asarray(value, np.float64)).all():
-                raise MalformedReplyError(f"{name} is {brief(value, 40)}")
         read_counts(content, *wanted.counted)
-        return weight
-    for name, shape in wanted.extras.items():
-        read_array(content, EXTRAS, name, shape)
-    for name, array in wanted.model.items():
-        values = read_array(content, ARRAYS, name, tuple(array.shape))
-        if not np.can_cast(np.dtype(array.dtype), values.dtype):
-            raise MalformedReplyError(f"{name} has type {values.dtype}, expected {array.dtype}")
-    if wanted.rows and (count := clients_of(reply)) > 1:
-        raise MalformedReplyError(f"it speaks for {count} clients; one was asked")
-    return weight
+    else:
+        for name, shape in wanted.extras.items():
+            read_array(content, keys.EXTRAS, name, shape)
+        for name, array in wanted.model.items():
+            values = read_array(content, keys.ARRAYS, name, tuple(array.shape))
+            if not np.can_cast(np.dtype(array.dtype), values.dtype):
+                raise MalformedReplyError(f"{name} has type {values.dtype}, expected {array.dtype}")
+        if wanted.rows and (count := clients_of(reply)) > 1:
+            raise MalformedReplyError(f"it speaks for {count} clients; one was asked")
+    sizes = {name: len(v) if isinstance(v, list) else -1 for name, v in metrics.items()}
+    return weight, frozenset({**sizes, f"record {record}": 0}.items())
+
+
+def _require_within(name: str, value: float, least: float, most: float) -> None:
+    # A number that is not finite is named by the client, or refused as a measurement.
+    if math.isfinite(value) and not least - ROUNDING <= value <= most + ROUNDING:
+        allowed = f"must be from {least:g} to {most:g}"
+        raise MalformedReplyError(f"{name} is {value:g}, {allowed}")
 
 
 def checked_model(arrays: Arrays, model: ArrayRecord, what: str) -> ArrayRecord:
@@ -654,13 +628,17 @@ def checked_model(arrays: Arrays, model: ArrayRecord, what: str) -> ArrayRecord:
 # client. A hostile SuperNode counts as many hostile clients as it hosts.
 
 S = TypeVar("S", bound=ReportedFedAvg)
-AVERAGES: dict[str, type[FedAvg]] = {KRUM: Krum, TRIMMED_MEAN: FedTrimmedAvg, MEDIAN: FedMedian}
+AVERAGES: dict[str, type[flower.FedAvg]] = {
+    common.KRUM: flower.Krum,
+    common.TRIMMED_MEAN: flower.FedTrimmedAvg,
+    common.MEDIAN: flower.FedMedian,
+}
 
 
 # Any: each kind has options of its own
 def make_robust(kind: type[S], how: RobustSection, *args: object, **options: Any) -> S:
     """Build a strategy with another average."""
-    if how.robust == NO_DEFENCE:
+    if how.robust == common.NO_DEFENCE:
         return kind(*args, **options)
     average = AVERAGES[how.robust]
     made: type[S] = type(f"{kind.__name__}With{average.__name__}", (kind, average), {})
@@ -674,57 +652,11 @@ def make_robust(kind: type[S], how: RobustSection, *args: object, **options: Any
 
 def too_few(how: RobustSection, answers: int) -> str:
     """Return why an average of so few answers protects nobody, or an empty string."""
-    if how.robust == KRUM and answers < (needed := 2 * how.num_malicious + 3):
+    if how.robust == common.KRUM and answers < (needed := 2 * how.num_malicious + 3):
         named = f"strategy.num_malicious={how.num_malicious}"
         return f"krum with {named} needs {needed} clients, {answers} answered"
-    if how.robust == TRIMMED_MEAN and not int(how.beta * answers):
+    if how.robust == common.TRIMMED_MEAN and not int(how.beta * answers):
         return f"strategy.beta={how.beta:g} leaves out none of {answers} clients"
-    if how.robust == MEDIAN and answers < 3:
+    if how.robust == common.MEDIAN and answers < 3:
         return f"the median of {answers} clients is their mean"
     return ""
-
-
-# What a strategy of Flower's keeps ----------------------------------------------------------------
-
-PLAIN = (bool, int, float, str, type(None), np.ndarray, np.generic, list, dict, ArrayRecord)
-# Attributes that a checkpoint saves elsewhere, or that last only a run or a round
-OWN = {"arrays", "own_arrays", "session", "central_noise", "robust"}
-OWN |= {"_number", "_is_averaged", "_sent", "_usable", "_failed", "_unsaved", "_kept", "_warned"}
-OWN |= {"_config", "_evaluate_config"}
-OWN |= {"best", "_how_kept", "_own_outputs", "_keeping", "counts", "means"}
-
-
-class StrategyState:
-    """The attributes of a Flower strategy, such as FedAdam's moments, that change during a run.
-
-    Flower's strategies have no checkpoint method.
-    """
-
-    def __init__(self, strategy: object, others: Collection[str] = OWN) -> None:
-        self._strategy, self._others = strategy, set(others)
-        self._start = self._attributes()
-
-    def state_dict(self) -> dict[str, object]:
-        now, start = self._attributes(), self._start
-        return {n: one for n, one in now.items() if n not in start or not _same(one, start[n])}
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Restore the output of ``state_dict``; reset all other attributes."""
-        for name, value in {**self._start, **state}.items():
-            setattr(self._strategy, name, _copied(value))
-
-    def _attributes(self) -> dict[str, object]:
-        local = vars(self._strategy)
-        return {n: _copied(value) for n, value in local.items() if n not in self._others}
-
-
-def _copied(value: object) -> object:
-    return copy.deepcopy(value) if type(value) in PLAIN else value
-
-
-def _same(one: object, other: object) -> bool:
-    if type(one) is type(other) and type(one) in PLAIN:
-        with suppress(AssertionError):
-            np.testing.assert_equal(one, other)
-            return True
-    return one is other

@@ -15,7 +15,8 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
@@ -29,26 +30,19 @@ from flower_graph.config.common import BEST, KEEP, LAST, NOTHING, SAVE, SOME_MET
 from flower_graph.config.rules import at_least, choice
 from flower_graph.errors import CheckpointError, LegacyAppError, NoClientsError
 from flower_graph.ops.counts import Counts, Errors
-from flower_graph.outputs.client import (
-    BEGIN,
-    FINISH,
-    SNAPSHOT,
-    TYPE,
-    KeepReply,
-    KeepRequest,
-    KeptFolder,
-)
+from flower_graph.outputs import client as outputs
+from flower_graph.outputs.client import KeepReply, KeepRequest, KeptFolder
 from flower_graph.outputs.figures import CLIENTS, HEAD
 from flower_graph.outputs.files import Snapshot, write_table
-from flower_graph.records.participation import Participation
+from flower_graph.records.participation import ANSWERED, Participation
 from flower_graph.records.rounds import BestRound, RoundReport, format_round, merit
-from flower_graph.server.session import Session, check_same, unsaved
+from flower_graph.server.session import Session, unsaved
 from flower_graph.storage import checkpoint
 from flower_graph.storage.checkpoint import SCALARS
-from flower_graph.storage.reading import StateDict
+from flower_graph.storage.reading import StateDict, reading
 from flower_graph.storage.writing import move
 from flower_graph.wire.codec import Resume
-from flower_graph.wire.exchange import Replies
+from flower_graph.wire.exchange import Replies, few
 from flower_graph.wire.keys import ACCURACY, CONFIG, ROLES
 from flower_graph.wire.ledger import reply_bytes
 
@@ -65,9 +59,6 @@ class RoundLoop(Strategy):
 
     session: Session
     best: BestRound
-    _how_kept = (NOTHING, LAST, 0)  # save, keep and every, as of ``start``
-    _own_outputs: KeptFolder | None = None  # of the server
-    _keeping: set[int]  # SuperNodes that keep outputs
     usual_rounds: ClassVar = 100
     refused: ClassVar[Sequence[str]] = ()  # arguments of ``start`` that have no effect
     metrics: Sequence[str] = (ACCURACY,)  # that are reported; the first decides what is best
@@ -78,6 +69,9 @@ class RoundLoop(Strategy):
     means = (MetricRecord(), MetricRecord())
     _config = ConfigRecord()  # further entries of ``train`` messages
     _evaluate_config = ConfigRecord()  # ... and of ``evaluate`` messages
+    _kept: KeepRequest  # the outputs that clients and server keep
+    _own_outputs: KeptFolder | None = None  # of the server
+    _keeping: set[int]  # SuperNodes that keep outputs
 
     @property
     def counted(self) -> tuple[int, str]:
@@ -86,9 +80,7 @@ class RoundLoop(Strategy):
 
     def initialize_parameters(self, *_: object, **__: object) -> NoReturn:
         """Refuse Flower's older server, which calls this first."""
-        remedy = (
-            "call its start in an @app.main() of a ServerApp (`flower-graph docs existing-app`)"
-        )
+        remedy = "call its start in an @app.main() (`flower-graph docs existing-app`)"
         raise LegacyAppError(f"{type(self).__name__} is for Flower's Message API: {remedy}")
 
     # What a server says
@@ -173,26 +165,22 @@ class RoundLoop(Strategy):
             paper runs.
         timeout : float
             Seconds that an exchange may take.
-        train_config : ConfigRecord, optional
-            Further entries of every ``train`` message.
-        evaluate_config : ConfigRecord, optional
-            Further entries of every ``evaluate`` message; refused by methods without such messages.
-        evaluate_fn : callable, optional
-            Called with the round and the server model's arrays after every round.
-        should_stop : callable, optional
-            Called after every round with its number and the result so far, which it must not
-            change. True ends the run; if the next round measures this one, that round is the last.
+        train_config, evaluate_config : ConfigRecord, optional
+            Further entries of every ``train`` or ``evaluate`` message.
+        evaluate_fn, should_stop : callable, optional
+            Called after every round, the first with its number and the server model's arrays, the
+            second with its number and the result so far, which it must not change. True ends the
+            run; if the next round measures this one, that round is the last.
         on_round : callable, optional
             Called with every round's report; without it, one line is logged.
         resume : bool
             Continue from the last complete checkpoint in ``checkpoint_dir``.
         patience : int
             Rounds without a better validation after which the run ends; 0 for never.
-        save : str
+        save, keep : str
             The outputs that clients and server keep, each on its own machine: ``"all"``,
-            ``"predictions"`` without models, or ``"none"``.
-        keep : str
-            The round of the outputs: the ``"last"``, or the ``"best"`` by validation.
+            ``"predictions"`` without models, or ``"none"``; and of which round: the ``"last"``, or
+            the ``"best"`` by validation.
         every : int
             Rounds between two points of each client's curves; 0 for none.
         metrics : sequence of str
@@ -206,24 +194,21 @@ class RoundLoop(Strategy):
         Result
             The server's model, as ``weights`` names it, and every round's figures, named as in
             ``metrics.jsonl``: ``loss``, ``cross-entropy``, ``regulariser`` and ``answered`` in
-            ``train_metrics_clientapp[round]``, ``train-accuracy``, ``val-accuracy`` and
-            ``test-accuracy`` in ``evaluate_metrics_clientapp[round]``.
+            ``train_metrics_clientapp[round]``, accuracies in ``evaluate_metrics_clientapp[round]``.
 
         Raises
         ------
         NoClientsError
             If no client is there, none gives a usable answer before the deadline, or all rounds
             were skipped; ``ClientBugError`` if all clients fail with the same error.
-        AlignmentError
-            If the clients cannot agree on one order of the nodes that they share.
-        DivergedError
-            If the loss is no longer a number.
+        AlignmentError, DivergedError
+            If clients cannot agree on the nodes that they share; if the loss is no number any more.
         CheckpointError
             If there is no checkpoint to resume from, or it does not fit.
         ValueError
             If an argument is impossible.
         """
-        rounds = self.usual_rounds if num_rounds is None else num_rounds
+        session, rounds = self.session, self.usual_rounds if num_rounds is None else num_rounds
         at_least(1).check("num_rounds", rounds)
         at_least(0).check("patience", patience)
         SOME_METRICS.check("metrics", metrics)
@@ -241,22 +226,19 @@ class RoundLoop(Strategy):
         }
         if unused := [name for name in self.refused if given[name] is not None]:
             raise ValueError(f"{', '.join(unused)}: the server has no use for it; leave it out")
-        if self.session.is_open and not resume:
+        if session.is_open and not resume:
             raise ValueError("this strategy has run already: build a new one, or resume the run")
-        self.best = BestRound()
-        self.begin(initial_arrays)
-        self.session.open(grid, timeout, rounds)
-        self._how_kept, self._keeping = (save, keep, every), set()
-        self._own_outputs, self.session.members.greet = None, None
-        if save != NOTHING:
-            self._own_outputs = KeptFolder(output_dir, save) if output_dir else None
-            self.session.members.greet = self._begin_outputs
+        self.best = best = BestRound()
         self._config = train_config or ConfigRecord()
         self._evaluate_config = evaluate_config or ConfigRecord()
-        done = self._resume() if resume else 0
-        result, reported, skipped = Result(), 0, list[str]()  # reasons of rounds without effect
+        self._kept, self._keeping = KeepRequest("", 0, 0, outputs.BEGIN, save, keep, every), set()
+        keeps = save != NOTHING
+        self._own_outputs = KeptFolder(output_dir, save) if keeps and output_dir else None
+        session.members.greet = self._begin_outputs if keeps else None
+        self.begin(initial_arrays)
+        session.open(grid, timeout, rounds)
+        done, result, effects = self._resume() if resume else 0, Result(), list[str]()
         while True:
-            session, best = self.session, self.best
             session.early_stop_at = best.number + patience if patience else 0
             if done < session.rounds and session.stops_early(best.last):
                 why = "the run ends after round %d: since round %d no validation %s was better"
@@ -271,30 +253,29 @@ class RoundLoop(Strategy):
             # This order lets a run be stopped anywhere: a checkpoint's rounds are reported, and its
             # best round has a snapshot.
             if on_round is None:
-                LOG.info(format_round(report, self.session.rounds))
+                LOG.info(format_round(report, session.rounds))
             else:
                 on_round(report)
-            self.best.any_used |= not report.skipped
-            reported += 1
-            skipped += [report.skipped] * bool(report.skipped)
+            effects.append(report.skipped)
+            best.any_used |= not report.skipped
             validation = report.score(self.metrics[0], "val")
-            if self.best.see(report.round, merit(self.metrics[0], validation)):
+            if best.see(report.round, merit(self.metrics[0], validation)):
                 self.saw_best()
                 if keep == BEST:
-                    self._keep_outputs(SNAPSHOT)
+                    self._keep_outputs(outputs.SNAPSHOT)
             self._save(report.round)
             if should_stop is not None and should_stop(report.round, result):
                 session.rounds = min(session.rounds, done)
-        if self.best.last:
-            if keep == BEST and save != NOTHING and not self.best.number:
+        if best.last:
+            if keep == BEST and keeps and not best.number:
                 LOG.warning("no round has a validation %s: the last is kept", metrics[0])
-            self._keep_outputs(FINISH)
-        self.finish(self.session.rounds)
-        if not self.best.any_used:
-            why = skipped[-1] if skipped else "no round was reported"
+            self._keep_outputs(outputs.FINISH)
+        self.finish(session.rounds)
+        if not best.any_used:
+            why = effects[-1] if effects else "no round was reported"
             raise NoClientsError(f"all rounds were skipped, so nothing was learnt: {why}")
-        if skipped:
-            last = len(skipped), reported, skipped[-1]
+        if skipped := [*filter(None, effects)]:
+            last = len(skipped), len(effects), skipped[-1]
             LOG.warning("%d of %d rounds were skipped: nothing was learnt in them; last: %s", *last)
         result.arrays = self.learnt()
         return result
@@ -311,9 +292,8 @@ class RoundLoop(Strategy):
             return None
         if self.counting:
             report.note_counts(self.counts, self.metrics)
-        measured = evaluate_fn(report.round, self.learnt()) if evaluate_fn else None
-        if measured is not None:
-            result.evaluate_metrics_serverapp[report.round] = measured
+        if evaluate_fn and (found := evaluate_fn(report.round, self.learnt())) is not None:
+            result.evaluate_metrics_serverapp[report.round] = found
         trained, measured = self.means
         own = {**_entries(report, ACCURACIES), **report.alignment}
         result.train_metrics_clientapp[report.round] = MetricRecord(
@@ -323,37 +303,53 @@ class RoundLoop(Strategy):
         report.seconds = time.perf_counter() - started
         return report
 
+    # Any: fields of ``RoundReport``
+    def report(
+        self,
+        server_round: int,
+        who: Participation,
+        accuracy: Mapping[str, float] = MappingProxyType({}),
+        **figures: Any,
+    ) -> RoundReport:
+        """Make a round's report; ``accuracy`` is by role."""
+        session, clients = self.session, self.session.members.clients.values()
+        named = {f"{role}_accuracy": accuracy[role] for role in ROLES if role in accuracy}
+        counts = {"asked": sum(map(len, session.asked.values())), "answered": who.of(ANSWERED).size}
+        return RoundReport(
+            round=server_round,
+            rejected=[{"node": one.node_id, "reason": one.reason} for one in few(session.rejected)],
+            wire_bytes=session.ledger.wire,
+            participation=who.to_record() if session.members.absent or any(clients) else {},
+            **{**counts, **named, **figures},
+        )
+
     # Outputs: these messages do not count in the run's bytes, which say what the method costs
 
     def _keep_outputs(self, action: str) -> None:
         """Keep the best round so far, or what stays at the end."""
-        if self._how_kept[0] == NOTHING:
+        if self._kept.save == NOTHING:
             return
-        request, own = self._request(action), self._own_outputs
-        self._ask_to_keep(self._keeping, request)
+        request, own = self._ask_to_keep(self._keeping, action)[0], self._own_outputs
         if own is not None and (snapshot := self.snapshot()) is not None:
-            (own.hold if action == SNAPSHOT else own.finish)(request, lambda: snapshot)
-        if own is not None and action == FINISH and (lines := self.figures()) is not None:
+            (own.hold if action == outputs.SNAPSHOT else own.finish)(request, lambda: snapshot)
+        if own is not None and action == outputs.FINISH and (lines := self.figures()) is not None:
             import pandas as pd
 
             write_table(own.folder / CLIENTS, pd.DataFrame(lines, columns=[*HEAD]))
 
-    def _begin_outputs(self, nodes: Iterable[int]) -> None:
-        nodes = set(nodes)
-        self._keeping = (self._keeping | nodes) - self._ask_to_keep(nodes, self._request(BEGIN))
+    def _begin_outputs(self, nodes: Collection[int]) -> None:
+        self._keeping = self._keeping.union(nodes) - self._ask_to_keep(nodes, outputs.BEGIN)[1]
 
-    def _request(self, action: str) -> KeepRequest:
-        best, how = self.best, self._how_kept
-        return KeepRequest(self.session.run, best.last, best.number, action, *how, best.protected)
-
-    def _ask_to_keep(self, nodes: Iterable[int], request: KeepRequest) -> set[int]:
-        """Ask SuperNodes to keep outputs; return those without a good answer."""
-        exchange = self.session.exchange
+    def _ask_to_keep(self, nodes: Collection[int], action: str) -> tuple[KeepRequest, set[int]]:
+        """Ask SuperNodes to keep outputs; return the request, and those without a good answer."""
+        exchange, run, best = self.session.exchange, self.session.run, self.best
+        request = replace(self._kept, run=run, server_round=best.last, best_round=best.number)
+        request = replace(request, action=action, protected=best.protected)
         connected = sorted(set(exchange.grid.get_node_ids()).intersection(nodes))
         with exchange.uncounted():
             replies = exchange.send(
                 dict.fromkeys(connected, request.to_record()),
-                message_type=TYPE,
+                message_type=outputs.TYPE,
                 server_round=request.server_round,
                 timeout=self.session.timeout,
                 read=lambda _, content: KeepReply.read(content).not_kept,
@@ -363,24 +359,24 @@ class RoundLoop(Strategy):
         for node, why in replies.values.items():
             if why:
                 LOG.warning("outputs of node %d: %s", node, why)
-        return {entry.node_id for entry in replies.rejected}
+        return request, {entry.node_id for entry in replies.rejected}
 
     # Checkpoints
 
     def _save(self, server_round: int) -> None:
-        if self.session.is_due(server_round):
+        session = self.session
+        if session.is_due(server_round):
             missing = self.clients_save(server_round)
-            if self.session.save(server_round, self._saved(), missing):
+            if session.save(server_round, self._saved(), missing):
                 # SuperNodes that lose their state from now on resume from this checkpoint
-                run = self.session.run
-                self.session.members.saved = Resume(run, server_round, secrets.token_hex(8))
+                session.members.saved = Resume(session.run, server_round, secrets.token_hex(8))
                 self.best.saved()
 
     def _saved(self) -> dict[str, object]:
         return {
             "settings": self._fixed_settings(),
             WIRE: self.session.exchange.ledger.state_dict(),
-            BEST_ROUND: self.best.saving(),
+            BEST_ROUND: self.best.state_dict(),
             BOUND: dict(self.session.members.bound),
             **self.state(),
         }
@@ -393,29 +389,14 @@ class RoundLoop(Strategy):
 
     def _resume(self) -> int:
         """Resume from the newest checkpoint that the server can read and every client has."""
-        session, refused = self.session, list[str]()
-        rounds, folder = session.rounds, session.folder
+        rounds, folder, refused = self.session.rounds, self.session.folder, list[str]()
         if folder is None:
             raise CheckpointError("resume: a checkpoint_dir is needed")
         if (newest := checkpoint.last_round(folder)) > rounds:
             words = f"{rounds} is less than round {newest} of the checkpoint"
             raise CheckpointError(f"num_rounds: {words}")
-        complete = checkpoint.complete_rounds(folder)
-        for server_round in reversed(complete):
-            try:
-                state = checkpoint.load_server(folder, server_round)
-            except CheckpointError as error:
-                reasons = [str(error)]
-            else:
-                try:
-                    self._go_on_from(server_round, state)
-                except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-                    where = f"{folder}, round {server_round}"
-                    raise CheckpointError(f"{where}: does not fit this run: {error}") from error
-                # The clients' enrolment was counted in the first part of the run.
-                with session.exchange.uncounted():
-                    reasons = session.rejoin()
-            if not reasons:
+        for server_round in reversed(complete := checkpoint.complete_rounds(folder)):
+            if not (reasons := self._go_on_from(folder, server_round)):
                 # The resumed run takes another course, so checkpoints after this round are void
                 for later in complete[complete.index(server_round) + 1 :]:
                     path = checkpoint.round_folder(folder, later) / checkpoint.SERVER_FILE
@@ -425,15 +406,26 @@ class RoundLoop(Strategy):
             LOG.warning("%s; trying the checkpoint before it", refused[-1])
         raise CheckpointError(f"{folder}: {'. '.join(refused)}. No earlier checkpoint is left")
 
-    def _go_on_from(self, server_round: int, state: StateDict) -> None:
-        session = self.session
-        check_same(state["settings"], self._fixed_settings())
-        self.load_state(state)
-        self.best.load(state[BEST_ROUND])
-        session.exchange.ledger.load_state_dict(state[WIRE])
-        session.members.bound = dict(state[BOUND])
-        resume = Resume(str(state["run"]), server_round, secrets.token_hex(8))
-        session.members.resume, self.best.last = resume, server_round
+    def _go_on_from(self, folder: Path, server_round: int) -> list[str]:
+        """Load a checkpoint here and at the clients; return why that is not possible."""
+        session, members = self.session, self.session.members
+        try:
+            state: StateDict = checkpoint.load_server(folder, server_round)
+        except CheckpointError as error:
+            return [str(error)]
+        with reading(f"{folder}, round {server_round}", CheckpointError, "does not fit this run"):
+            saved = state["settings"]
+            for name, value in self._fixed_settings().items():
+                if saved[name] != value:
+                    raise ValueError(f"its {name} is {saved[name]}, this run's is {value}")
+            self.load_state(state)
+            self.best.load_state_dict(state[BEST_ROUND])
+            session.exchange.ledger.load_state_dict(state[WIRE])
+            members.bound, self.best.last = dict(state[BOUND]), server_round
+            members.resume = Resume(str(state["run"]), server_round, secrets.token_hex(8))
+        # The clients' enrolment was counted in the first part of the run.
+        with session.exchange.uncounted():
+            return session.rejoin()
 
 
 def _entries(report: RoundReport, names: Iterable[str]) -> dict[str, float]:
@@ -479,39 +471,20 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
 
     def round(self, server_round: int) -> RoundReport | None:
         self.requests = dict(self.ask(server_round))
-        replies = self.send(server_round, "train", self._config)
-        self.answers = replies.values
-        return self.learn(server_round, replies)
-
-    def send(
-        self, server_round: int, message_type: str, config: Mapping[str, Any] = MappingProxyType({})
-    ) -> Replies[A]:
         contents = {node: request.to_record() for node, request in self.requests.items()}
-        for node, content in contents.items() if config or self.entries else ():
-            # The method's own entries win over the caller's
-            own = {**content.config_records[CONFIG], **self.entries.get(node, {})}
-            content[CONFIG] = ConfigRecord({**config, **own})
+        for node, content in contents.items():
+            content.config_records[CONFIG].update(self.entries.get(node, {}))
         self.session.asked = {
             node: np.asarray(one.clients, np.int64) for node, one in self.requests.items()
         }
-        return self.session.send(
-            contents,
-            server_round,
-            self.read,
-            message_type=message_type,
-            max_reply_bytes=self.reply_bytes(),
-        )
+        most = self.reply_bytes()
+        replies = self.session.send(contents, server_round, self.read, max_reply_bytes=most)
+        self.answers = replies.values
+        return self.learn(server_round, replies)
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         # The round's requests have already asked them to save.
         return unsaved(self.requests, {n: one.not_saved for n, one in self.answers.items()})
-
-    # Any: fields of ``RoundReport``
-    def report(
-        self, server_round: int, who: Participation, accuracy: Mapping[str, float], **figures: Any
-    ) -> RoundReport:
-        named = {f"{role}_accuracy": accuracy[role] for role in ROLES}
-        return self.session.report(server_round, who, **named, **figures)
 
     def summary(self) -> None:
         LOG.info("%s: %s", type(self).__name__, self.fixed_settings())

@@ -1,61 +1,344 @@
-"""A run's session with its clients: which are connected, asked, and answered.
+"""A run's session with its clients: which SuperNodes are enrolled, connected, asked, and answered.
 
-A round calls `gather` (wait, enrol newcomers), `draw` if only some clients take part, `send`, and
-`participation`, which tells the outcome for every client. Between rounds the session holds the
-clients of each SuperNode (`members`), the exchange with its byte ledger, and the checkpoints.
+A ``query`` asks each new SuperNode which clients it hosts. The server's list, or else the first
+enrolment, ties a client number to a SuperNode; node ids and the order of answers play no part. A
+method with further questions to newcomers subclasses `Membership`.
+
+A round calls `Session.gather` (wait, enrol newcomers), `draw` if only some clients take part,
+`send`, and `participation`, which tells the outcome for every client. Between rounds the session
+holds the clients of each SuperNode (`members`), the exchange with its byte ledger, and the
+checkpoints.
 """
 
 import logging
+import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from flower_graph import __version__
 from flower_graph.config.common import StrategySection
 from flower_graph.config.rules import at_least, require
 from flower_graph.config.schema import check_settings
-from flower_graph.errors import NoClientsError
+from flower_graph.data.folders.party import MEMBERS, Member
+from flower_graph.errors import MalformedReplyError, MembershipError, NoClientsError, one_line
 from flower_graph.flower_compat import replace_dead_actors
 from flower_graph.records.participation import (
+    ANSWERED,
+    FAILED,
+    LEFT_OUT,
     NOT_CONNECTED,
     NOT_DRAWN,
     Participation,
-    flat,
-    integers,
-    last_of_each,
+    grouped,
     ranges,
 )
-from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
-from flower_graph.server.membership import Membership
 from flower_graph.storage import checkpoint
 from flower_graph.storage.reading import StateDict
-from flower_graph.wire.codec import read_not_saved
+from flower_graph.wire.arrays import each_once, record_of
+from flower_graph.wire.averaging import Enrolment
+from flower_graph.wire.client_errors import Kind
+from flower_graph.wire.codec import Resume, read_not_saved
 from flower_graph.wire.exchange import Exchange, Rejected, Replies, few, reasons_of
-from flower_graph.wire.ledger import ByteLedger, reply_bytes
+from flower_graph.wire.keys import CONFIG, FORMAT, MESSAGE_FORMAT, VERSION
+from flower_graph.wire.ledger import ENROLMENT, ByteLedger, reply_bytes
 
+# What ``read`` returned. Any: each method's is another; all have ``clients`` and ``handled``.
+Answered = Any
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+OWN = "give each SuperNode a partition-id or a data-folder of its own"
+REMEDY = (
+    f"{OWN}; if they have, one of them lies: write the node-id of each authenticated SuperNode "
+    f"beside its clients in {MEMBERS} of the server-folder, or use a registry"
+)
+MOSTLY = 0.9  # share of all examples above which a SuperNode is named in the log
 NOBODY = "no SuperNode hosts clients of this run"
 
 
-def unsaved(asked: Iterable[int], said: Mapping[int, str]) -> dict[int, str]:
-    """Return the SuperNodes that have not saved a checkpoint, and why; ``said`` is "" if done."""
-    reasons = {node: said.get(node, "it did not answer") for node in asked}
-    return {node: why for node, why in reasons.items() if why}
+class Membership:
+    """The clients of every SuperNode, and which SuperNode may speak for a client.
+
+    With ``named``, as personal models need it, each client must have a number.
+    """
+
+    needs_query: ClassVar = False  # whether SuperNodes without ``query`` are left out
+    message_type: ClassVar = "query"  # of the question to new SuperNodes
+    # Rules of enrolment: the SuperNodes that may speak for clients (``members.csv``), by default
+    # the first to enrol; and the most SuperNodes
+    listed: Collection[Member] | None = None
+    most: int | None = None
+    # A name of the run that no other has, and the checkpoint that it goes on from
+    resume: Resume
+    saved: Resume | None = None  # the last checkpoint that this start of the run has made
+    # gives the entries about the run for newcomers
+    greet: Callable[[list[int]], None] | None = None
+
+    def __init__(self, *, named: bool = False) -> None:
+        self.clients: dict[int, list[int]] = {}  # of every SuperNode that is enrolled
+        self.examples: dict[int, int] = {}  # the weight of those that send one
+        self.absent = set[int]()  # clients that no SuperNode hosts any more
+        self.resume = Resume(run=uuid.uuid4().hex)
+        self.bound: dict[int, int] = {}  # the last SuperNode of each client
+        self.strangers = set[int]()  # those asked last that may speak for no client of the run
+        self._arrays: dict[int, NDArray[np.int64]] = {}  # the same as ``clients``
+        # SuperNodes that have lost their state: the last checkpoint that each is in
+        self._lost: dict[int, Resume | None] = {}
+        self._named = named
+
+    # What a method's own membership may override
+
+    def question(self, resume: Resume) -> RecordDict:
+        """Write the request to new SuperNodes, with the checkpoint to resume from, if any."""
+        entries = resume.to_config() if resume.server_round else {}
+        return RecordDict({CONFIG: ConfigRecord(entries)})
+
+    def enrolment_round(self, server_round: int) -> int:
+        """Return the round of the messages to newcomers: the current one."""
+        return server_round
+
+    def read(self, node: int, content: RecordDict) -> object:
+        """Read and check a reply; it has ``clients``, and ``handled`` as `Enrolment` has."""
+        return Enrolment.read(content)
+
+    def most_bytes(self) -> int:
+        return ENROLMENT
+
+    def in_order(self, answers: Mapping[int, Answered]) -> list[tuple[int, Answered]]:
+        """Return the answers in the order in which SuperNodes are to be enrolled."""
+        return sorted(answers.items())
+
+    def refusal(self, answer: Answered) -> str:
+        """Return why a newcomer does not fit this run, or an empty string."""
+        is_unnamed = self._named and not answer.clients
+        return "it does not say which clients it hosts" if is_unnamed else ""
+
+    def is_back(self, olds: Collection[int], answer: Answered) -> bool:
+        """Whether a newcomer proves to be the SuperNode that has gone with its clients."""
+        return False
+
+    def replaced(self, old: int, node: int, answer: Answered) -> None:
+        """Forget a SuperNode that is gone and whose clients came back under another id."""
+        self.forget(old)
+
+    def enrolled(self, node: int, answer: Answered) -> None:
+        """Record a newcomer's weight, and warn if its clients begin anew."""
+        if not answer.clients:
+            LOG.warning("node %d names no clients: it takes part as one unknown client", node)
+        elif answer.handled == 0 and not self.absent.isdisjoint(answer.clients):
+            LOG.warning("node %d has no state of this run: its clients begin anew", node)
+        if answer.most_examples is not None:
+            self.examples[node] = answer.most_examples
+
+    # Enrolment
+
+    def ask(
+        self, exchange: Exchange, connected: list[int], server_round: int, timeout: float
+    ) -> list[Rejected]:
+        """Ask new SuperNodes and enrol them; return those that take no part, and why."""
+        for node in self._lost.keys() & self.clients.keys():
+            self.forget(node)
+        new = [node for node in connected if node not in self.clients]
+        if not new:
+            return []
+        usual, lost = self.question(self.resume), self._lost
+        questions = {n: self.question(saved) if (saved := lost.get(n)) else usual for n in new}
+        replies = exchange.send(
+            questions,
+            message_type=self.message_type,
+            server_round=self.enrolment_round(server_round),
+            timeout=timeout,
+            read=self._read,
+            max_reply_bytes=self.most_bytes(),
+        )
+        answers = dict(replies.values)
+        if not self.needs_query:
+            silent = [entry for entry in replies.rejected if entry.kind is Kind.NO_QUERY]
+            answers |= {entry.node_id: Enrolment() for entry in silent}
+        refused = [entry for entry in replies.rejected if entry.node_id not in answers]
+        order = self.in_order(answers)
+        own = {node: np.asarray(answer.clients, np.int64).tolist() for node, answer in order}
+        reasons = self._refused(order, own, set(connected))
+        self.strangers = set(reasons)
+        for node, answer in order:
+            if reason := reasons.get(node) or self._enrol(node, answer, own[node]):
+                LOG.warning("node %d takes no part: %s", node, reason)
+                refused.append(Rejected(node, reason))
+        total = sum(self.examples.values())
+        for node, local in self.examples.items():
+            if len(self.examples) > 1 and local > MOSTLY * total:
+                LOG.warning("node %d says that it has %d of %d examples", node, local, total)
+        if self.greet is not None:
+            self.greet([node for node in new if node in self.clients])
+        return refused
+
+    def _read(self, node: int, content: RecordDict) -> object:
+        check_format(content)
+        return self.read(node, content)
+
+    def note(self, rejected: Iterable[Rejected]) -> None:
+        """Record SuperNodes whose clients have lost their state; they are enrolled again."""
+        for entry in rejected:
+            if entry.kind is Kind.STATE_LOST:
+                self._lost.setdefault(entry.node_id, self.saved)
+
+    def _refused(
+        self,
+        order: Sequence[tuple[int, Answered]],
+        own: Mapping[int, list[int]],
+        connected: Collection[int],
+    ) -> dict[int, str]:
+        """Return the newcomers that take no part: by the list, as duplicates, or as too many.
+
+        If two claim one client at the first enrolment, ``MembershipError`` names both.
+        """
+        claims, refused = dict[int, list[int]](), dict[int, str]()
+        for node, answer in order:
+            if reason := self._unlisted(node, own[node]):
+                refused[node] = reason
+            elif not self.refusal(answer):  # else it claims no clients: its enrolment says why
+                claims[node] = own[node]
+        bound, holders = self.bound, dict[int, int]()  # clients of whose SuperNode there is proof
+        for node, answer in order if bound else ():
+            before = {c: bound[c] for c in claims.get(node, ()) if c in bound}
+            if self.is_back({at for at in before.values() if self._is_gone(at, connected)}, answer):
+                holders |= dict.fromkeys(claims[node], node)
+            here = {node, *(self.clients.keys() & connected)}
+            holders |= {client: at for client, at in before.items() if at in here}
+        for node, local in claims.items() if holders else ():
+            if taken := [client for client in local if holders.get(client, node) != node]:
+                other = holders[taken[0]]
+                refused[node] = f"client {taken[0]} is hosted by node {other} already: {OWN}"
+        claims = {node: local for node, local in claims.items() if node not in refused}
+        if not each_once(np.fromiter(chain.from_iterable(claims.values()), np.int64)):
+            first = dict[int, int]()
+            for client, node in ((c, at) for at in sorted(claims) for c in claims[at]):
+                if (other := first.setdefault(client, node)) != node:
+                    words = f"client {client} is claimed by nodes {other} and {node}: {REMEDY}"
+                    if not self.clients:
+                        raise MembershipError(words)
+                    refused |= {other: words, node: words}
+        left = {node: local for node, local in claims.items() if node not in refused}
+        return refused | self._too_many(left, connected)
+
+    def _is_gone(self, node: int, connected: Collection[int]) -> bool:
+        return node in self.clients and node not in connected
+
+    def _unlisted(self, node: int, clients: Collection[int]) -> str:
+        """Return why the list forbids a SuperNode to speak for clients; "" if it does not."""
+        if self.listed is None:
+            return ""
+        if not clients:
+            return f"it does not say which clients it hosts, and {MEMBERS} has others"
+        before = {self.bound.get(client) for client in clients}
+        if len(before) == 1 and None not in before:
+            # Clients that one SuperNode had before newcomers may be hosted together still
+            (old,) = before
+            if set(clients) == {client for client, at in self.bound.items() if at == old}:
+                return ""
+        rows = [row for row in self.listed if row.clients.issuperset(clients)]
+        if not rows:
+            return f"no SuperNode hosts clients {ranges(clients)} together by {MEMBERS}"
+        has_other_row = any(row.node == node for row in self.listed if row is not rows[0])
+        if has_other_row or rows[0].node not in (None, node):
+            return f"clients {ranges(clients)} are another SuperNode's by {MEMBERS}"
+        return ""
+
+    def _too_many(
+        self, claims: Mapping[int, list[int]], connected: Collection[int]
+    ) -> dict[int, str]:
+        if (most := self.most) is None:
+            return {}
+        replaced = {self.bound.get(c) for local in claims.values() for c in local}
+        # A SuperNode without client numbers is known by its id alone
+        enrolled = {node for node, local in self.clients.items() if local or node in connected}
+        strangers = {n for n, c in claims.items() if not c or not self.bound.keys() >= set(c)}
+        refused, new, others = dict[int, str](), set(claims), len(enrolled - replaced)
+        # SuperNodes that return with their clients go before new SuperNodes
+        for group in (new & strangers, new):
+            if len(new) + others > most:
+                why = f"{len(new) + others} SuperNodes, strategy.most_supernodes is {most}"
+                refused |= dict.fromkeys(group, why)
+                new -= group
+        if refused and not self.clients and len(refused) == len(claims):
+            raise MembershipError(f"{next(iter(refused.values()))}: nothing says who may enrol")
+        return refused
+
+    def _enrol(self, node: int, answer: Answered, clients: list[int]) -> str:
+        if reason := self.refusal(answer):
+            return reason
+        for other in {self.bound[c] for c in clients if c in self.bound} & self.clients.keys():
+            self.replaced(other, node, answer)
+        try:
+            self.enrolled(node, answer)
+        except MalformedReplyError as error:
+            return str(error)
+        self.clients[node] = clients
+        self._lost.pop(node, None)
+        self.bound.update(zip(clients, repeat(node)))  # no set or dict of its own: clients are many
+        self.absent.difference_update(clients)
+        return ""
+
+    def move(self, old: int, node: int) -> None:
+        self.clients = renamed(self.clients, old, node)
+        self._arrays.pop(old, None)
+
+    def forget(self, node: int) -> None:
+        """Forget a SuperNode; its clients count as absent."""
+        local = self.clients.pop(node)
+        self._arrays.pop(node, None)
+        self.examples.pop(node, None)
+        self.absent |= set(local)
+
+    # Who is enrolled
+
+    def present(self, connected: Iterable[int]) -> dict[int, list[int]]:
+        """Return the clients of the connected SuperNodes, in the order of the clients."""
+        # Their node ids are new at every start: in the order of ids, each run would draw other
+        # clients and add up in another order.
+        nodes = sorted((node for node in connected if node in self.clients), key=self.place)
+        return {node: self.clients[node] for node in nodes}
+
+    def place(self, node: int) -> tuple[bool, int, int]:
+        """Return the sort key of a SuperNode: its first client, else its number."""
+        local = self.clients.get(node)
+        return (not local, local[0] if local else 0, node)
+
+    def most_examples(self, node: int, *, training: bool) -> int | None:
+        most = self.examples.get(node)
+        # What a SuperNode measures counts its clients; one that names none is one
+        return most if most is None or training else len(self.clients.get(node, ())) or 1
+
+    def everyone(self) -> list[int]:
+        """Return the numbers of all known clients, including absent ones."""
+        return sorted(self.absent.union(*self.clients.values()))
+
+    def numbers(self) -> dict[int, NDArray[np.int64]]:
+        for node, local in self.clients.items():
+            if node not in self._arrays:
+                self._arrays[node] = np.array(local, np.int64)
+        return self._arrays
 
 
-def check_same(saved: Mapping[str, object], wanted: Mapping[str, object]) -> None:
-    """Refuse a checkpoint that was made under other settings."""
-    for name, value in wanted.items():
-        # A setting that the checkpoint lacks is newer than the checkpoint, and had no effect then
-        if saved.get(name, value) != value:
-            raise ValueError(f"its {name} is {saved[name]}, this run's is {value}")
+def renamed(by_node: Mapping[int, T], old: int, node: int) -> dict[int, T]:
+    """Return the mapping with a SuperNode's new id, in the same order."""
+    return {node if at == old else at: one for at, one in by_node.items()}
+
+
+def check_format(content: RecordDict) -> None:
+    """Refuse an answer to ``query`` in another format; a plain ClientApp's names none."""
+    answer = record_of(content, CONFIG, ConfigRecord) or ConfigRecord()
+    if answer.get(MESSAGE_FORMAT, FORMAT) != FORMAT:
+        theirs = f"{one_line(answer[MESSAGE_FORMAT], 20)} of {one_line(answer.get(VERSION), 40)}"
+        raise MalformedReplyError(f"message format {theirs}, expected {FORMAT} of {__version__}")
 
 
 class Session:
@@ -110,11 +393,17 @@ class Session:
 
     def hosted(self, nobody: str = NOBODY) -> dict[int, list[int]]:
         """Return the clients of the SuperNodes that were connected when the round began."""
-        clients = self.members.clients
-        present = {node: clients[node] for node in self.connected if node in clients}
-        if not present:
+        if not (hosted := self._of(self.connected)):
             raise NoClientsError(f"{nobody}: {reasons_of(self.rejected)}")
-        return present
+        return hosted
+
+    def present(self) -> dict[int, list[int]]:
+        """Return the clients of the SuperNodes that are connected now."""
+        return self._of(sorted(self.exchange.grid.get_node_ids()))
+
+    def _of(self, nodes: Iterable[int]) -> dict[int, list[int]]:
+        clients = self.members.clients
+        return {node: clients[node] for node in nodes if node in clients}
 
     def draw(self, size: int, server_round: int, least: int = 1) -> NDArray[np.int64]:
         count = min(size, max(least, round(self.share * size)))
@@ -138,6 +427,7 @@ class Session:
         return result
 
     def is_due(self, server_round: int) -> bool:
+        """Whether the round's checkpoint is to be saved."""
         if not self.every or server_round < 1:
             return False
         # Clients save before the round's accuracy is known
@@ -171,6 +461,11 @@ class Session:
         self.leave_out(replies.rejected)
         return replies
 
+    def leave_out(self, rejected: Collection[Rejected]) -> None:
+        """Record the SuperNodes that are left out, and those that have lost their state."""
+        self.rejected += few(rejected)
+        self.members.note(rejected)
+
     def must_have(self, server_round: int, replies: Replies[T]) -> None:
         if not replies.values:
             none = f"none of {len(self.asked)} SuperNodes gave a usable answer"
@@ -193,6 +488,8 @@ class Session:
             max_reply_bytes=reply_bytes(),
         )
 
+    # What became of the clients
+
     def clients_of(self, nodes: Iterable[int]) -> NDArray[np.int64]:
         local = [np.asarray(self.asked[node], np.int64) for node in nodes]
         return np.concatenate(local) if local else np.zeros(0, np.int64)
@@ -207,40 +504,22 @@ class Session:
         no_use: str = "",
     ) -> Participation:
         """Return each client's outcome in this round; ``failed`` has reasons by client."""
-        where, asker = flat(self.asked)
-        named = last_of_each(where, where)[0]
-        used = named[np.isin(named, integers(answered))]
-        nodes, failed = list(self.asked), failed or {}
+        hosted, left_out = self.members.numbers(), left_out or {}
+        asked = {node: np.asarray(local, np.int64) for node, local in self.asked.items()}
+        result = Participation([*hosted.values(), *left_out.values(), *asked.values()])
+        is_online = set(self.connected).__contains__
+        for node in sorted(hosted, key=is_online):  # a client may be back at another SuperNode
+            result.mark(hosted[node], LEFT_OUT, idle if is_online(node) else NOT_CONNECTED)
+        for why, clients in left_out.items():
+            result.mark(clients, LEFT_OUT, why)
         silent = {entry.node_id: entry.reason for entry in reversed(self.rejected)}
-        otherwise, silence = no_use or "its answer was not used", ~np.isin(where, used)
-        lost = {
-            client: failed.get(client) or silent.get(nodes[at]) or otherwise
-            for client, at in zip(where[silence].tolist(), asker[silence].tolist(), strict=True)
-        }
-        groups = {
-            why: np.setdiff1d(clients, named, assume_unique=True)
-            for why, clients in (left_out or {}).items()
-        }
-        hosted, online = self.members.numbers(), set(self.connected)
-        everyone, at = last_of_each(*flat(hosted))
-        idle_ones = ~np.isin(everyone, np.concatenate([named, *groups.values()]))
-        is_online = np.array([node in online for node in hosted], bool)[at]
-        for reason, which in ((idle, is_online), (NOT_CONNECTED, ~is_online)):
-            clients = everyone[idle_ones & which]
-            groups[reason] = np.sort(np.append(groups.get(reason, clients[:0]), clients))
-        return Participation(used, lost, {r: one for r, one in groups.items() if one.size})
-
-    # Any: fields of ``RoundReport``
-    def report(self, server_round: int, who: Participation, **figures: Any) -> RoundReport:
-        members, local = self.members, self.members.clients.values()
-        counts = {"asked": sum(map(len, self.asked.values())), "answered": len(who.answered)}
-        return RoundReport(
-            round=server_round,
-            rejected=[{"node": one.node_id, "reason": one.reason} for one in few(self.rejected)],
-            wire_bytes=self.ledger.wire,
-            participation=who.to_record() if members.absent or any(local) else {},
-            **{**counts, **figures},
-        )
+        for node, clients in asked.items():
+            result.mark(clients, FAILED, silent.get(node) or no_use or "its answer was not used")
+        for why, clients in grouped(failed or {}).items():
+            result.mark(clients, FAILED, why, asked=True)
+        listed = answered if isinstance(answered, np.ndarray) else [*answered]
+        result.mark(np.asarray(listed, np.int64), ANSWERED, asked=True)
+        return result
 
     # Checkpoints
 
@@ -249,6 +528,7 @@ class Session:
         return self.members.resume.run
 
     def save(self, server_round: int, state: StateDict, missing: Mapping[int, str]) -> bool:
+        """Complete a round's checkpoint, unless clients have not saved their part."""
         assert self.folder is not None
         for node, why in missing.items():
             LOG.warning("round %d: no checkpoint: node %d: %s", server_round, node, why)
@@ -274,26 +554,22 @@ class Session:
         """Have SuperNodes save a round in a message of its own; return failures by node."""
         # saved: SuperNodes that the request asked to save, and why they failed
         replies = self.tell_all(server_round, content, message_type, saved)
-        missing = unsaved(said := {**saved, **replies.values}, said)
-        return missing | {entry.node_id: entry.reason for entry in replies.rejected}
+        said = {**saved, **replies.values} | {one.node_id: one.reason for one in replies.rejected}
+        return {node: why for node, why in said.items() if why}
 
     def rejoin(self) -> list[str]:
         """Have all clients load the checkpoint of the resumed run; return why some cannot."""
         for node in [*self.members.clients]:
             self.members.forget(node)
-        connected = self.exchange.nodes(self.min_nodes, self.timeout)
-        number = self.members.resume.server_round
-        refused = self.members.ask(self.exchange, connected, number, self.timeout)
-        if self.members.absent and not refused:
+        self.enrol(self.members.resume.server_round)
+        if self.members.absent and not self.rejected:
             LOG.warning("clients %s are not connected", ranges(self.members.absent))
-        lacking = [entry for entry in refused if entry.node_id not in self.members.strangers]
+        strangers = self.members.strangers
+        lacking = [entry for entry in self.rejected if entry.node_id not in strangers]
         return [f"node {entry.node_id}: {entry.reason}" for entry in lacking]
 
-    def present(self) -> dict[int, list[int]]:
-        connected, clients = sorted(self.exchange.grid.get_node_ids()), self.members.clients
-        return {node: clients[node] for node in connected if node in clients}
 
-    def leave_out(self, rejected: Collection[Rejected]) -> None:
-        """Record the SuperNodes that are left out, and those that have lost their state."""
-        self.rejected += few(rejected)
-        self.members.note(rejected)
+def unsaved(asked: Iterable[int], said: Mapping[int, str]) -> dict[int, str]:
+    """Return the SuperNodes that have not saved a checkpoint, and why; ``said`` is "" if done."""
+    reasons = {node: said.get(node, "it did not answer") for node in asked}
+    return {node: why for node, why in reasons.items() if why}

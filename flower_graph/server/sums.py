@@ -31,7 +31,7 @@ from flower_graph.secure.sum.messages import (
     sum_bytes,
 )
 from flower_graph.secure.sum.server import Cause, Reason, Skipped, SumResult, SumRound, SumServer
-from flower_graph.server.membership import Membership
+from flower_graph.server.session import Membership
 from flower_graph.wire.arrays import Config, Scalar, read_array
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.codec import Message, Resume, entries_of

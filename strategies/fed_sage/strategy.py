@@ -41,8 +41,7 @@ from torch.nn.utils import parameters_to_vector
 from flower_graph.client.learner import SharedModule
 from flower_graph.client.module_client import ModuleClient
 from flower_graph.data.graph import ClientGraph
-from flower_graph.engine.cohort import GraphOnDevice, Learner, dense
-from flower_graph.engine.mini_batches import epochs_of
+from flower_graph.engine.cohort import GraphOnDevice, Learner, dense, epochs_of
 from flower_graph.errors import MalformedReplyError
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.grouped import one_thread

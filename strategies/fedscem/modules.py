@@ -22,11 +22,12 @@ from flower_graph.engine.cohort import (
     Cohort,
     Judged,
     Learner,
+    MiniBatch,
     Tensors,
     check_classes,
+    epochs_of,
     placed_on,
 )
-from flower_graph.engine.mini_batches import MiniBatch, epochs_of
 from flower_graph.models import GCN
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.contrast import projected_nt_xent

@@ -56,7 +56,7 @@ from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.counts import Counts, Errors
 from flower_graph.outputs.build import form_of
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
-from flower_graph.records.participation import NOT_READY, by_reason, grouped
+from flower_graph.records.participation import NOT_READY, grouped, ranges
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.align.blinded import MAX_CLIENTS
 from flower_graph.secure.align.server import AlignmentServer
@@ -64,9 +64,8 @@ from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import KeyReply, MaskedReply
 from flower_graph.secure.sum.server import PartySums, Skipped, SumServer
-from flower_graph.server.membership import renamed
 from flower_graph.server.round_loop import RoundStrategy
-from flower_graph.server.session import Session
+from flower_graph.server.session import Session, renamed
 from flower_graph.server.sums import SecureSum, SumMembership, as_record
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.fedscem.client import (
@@ -559,8 +558,8 @@ class EgoSession(Session):
         while aligner.waits(self.sums.server.out):
             self._unite(server_round)
             self._ask_stages(server_round)  # after a failed union all are aligned again
-        for entry in by_reason(grouped(dict(aligner.blamed[self._told :]))):
-            LOG.warning("client %s takes no part: %s", entry["clients"], entry["reason"])
+        for why, clients in grouped(dict(aligner.blamed[self._told :])).items():
+            LOG.warning("client %s takes no part: %s", ranges(clients), why)
         self._told = len(aligner.blamed)
         published = aligner.publications()
         members.unsent = {node: message.to_config() for node, message in published.items()}

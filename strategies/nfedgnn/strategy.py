@@ -107,9 +107,8 @@ from flower_graph.secure.common_key import (
 from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.secure.sum.server import PartySums, Skipped, SumServer
-from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundStrategy
-from flower_graph.server.session import Session
+from flower_graph.server.session import Membership, Session
 from flower_graph.server.sums import SecureSum
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.nfedgnn.client import (

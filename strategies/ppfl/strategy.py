@@ -63,9 +63,8 @@ from flower_graph.rng import generator
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.server import PartySums, Reason, Skipped, SumServer
-from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundStrategy
-from flower_graph.server.session import Session
+from flower_graph.server.session import Membership, Session
 from flower_graph.server.sums import SecureSum
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.ppfl.client import (

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_graph.engine.mini_batches import MiniBatch, epochs_of
+from flower_graph.engine.cohort import MiniBatch, epochs_of
 
 # Three clients of five nodes, one and three; of the last nobody takes part.
 GRAPH: Any = SimpleNamespace(ptr=[0, 5, 6, 9], clients=[4, 7, 2])

@@ -26,7 +26,7 @@ from flower_graph.data.description import check_clients, server_graph
 from flower_graph.errors import DataError, MalformedReplyError, brief, one_line
 from flower_graph.method import load_config, method_of
 from flower_graph.server.averaging import Wanted, check_replies
-from flower_graph.server.membership import Membership
+from flower_graph.server.session import Membership
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.config import StructureSettings
 from flower_graph.strategies.fedgls.modules import first_model

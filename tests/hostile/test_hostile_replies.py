@@ -33,7 +33,6 @@ from flower_graph.errors import MembershipError
 from flower_graph.method.registry import known_apps, method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.align.server import AlignmentServer
-from flower_graph.server.membership import Admission
 from flower_graph.strategies.fedscem.client import SUMMED_NAMES
 
 
@@ -246,7 +245,7 @@ def test_a_double_stops_the_run_and_both_are_named(name: str, is_lowest: bool) -
 def test_by_the_list_the_right_ones_are_taken_and_the_claimant_is_named(name: str) -> None:
     strategy, grid, whose, claimant = claimed(name)
     members = [Member(f"{node}", frozenset(own), node) for node, own in whose.items()]
-    strategy.session.members.admission, reports = Admission(members), list[RoundReport]()
+    strategy.session.members.listed, reports = members, list[RoundReport]()
     strategy.start(grid, num_rounds=2, timeout=5, on_round=reports.append)
     forget_run(grid.run.run_id)
     del whose[claimant]

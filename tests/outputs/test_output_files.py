@@ -192,12 +192,12 @@ def test_the_best_is_the_first_of_the_highest_and_what_checkpoints_need_stays() 
     best = BestRound()
     for number, value in enumerate([0.2, math.nan, 0.5, 0.5, 0.6], start=1):
         assert best.see(number, value) == (number in (1, 3, 5))
-        state = best.saving()
+        state = best.state_dict()
         best.saved()
     assert (best.number, best.last) == (5, 5)
     assert best.protected == state["protected"] == [3, 5]
     again = BestRound()
-    again.load(state)
+    again.load_state_dict(state)
     assert (again.number, again.accuracy, again.protected) == (5, 0.6, [3, 5])
 
 

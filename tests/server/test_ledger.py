@@ -17,6 +17,9 @@ from matplotlib.colors import to_rgb
 
 from flower_graph.config.common import StrategySection
 from flower_graph.records.participation import (
+    ANSWERED,
+    FAILED,
+    LEFT_OUT,
     NOT_CONNECTED,
     NOT_DRAWN,
     Participation,
@@ -27,11 +30,12 @@ from flower_graph.records.participation import (
 )
 from flower_graph.records.rounds import RoundReport
 from flower_graph.report.plots import COLOUR, MOST_ROWS, draw_participation, plot
-from flower_graph.server.membership import Membership
-from flower_graph.server.session import Session
+from flower_graph.server.session import Membership, Session
 from flower_graph.wire.arrays import encode_array
 from flower_graph.wire.exchange import Rejected
 from flower_graph.wire.ledger import ByteLedger, count_bytes
+
+pytestmark = pytest.mark.usefixtures("identity")
 
 
 def report(number: int, participation: dict[str, Any]) -> RoundReport:
@@ -39,9 +43,12 @@ def report(number: int, participation: dict[str, Any]) -> RoundReport:
 
 
 def record(answered: str, failed: str = "", left_out: str = "") -> dict[str, Any]:
-    at = [np.array(numbers(text), np.int64) for text in (answered, left_out)]
-    silent = dict.fromkeys(numbers(failed), "silent")
-    return Participation(at[0], silent, {NOT_DRAWN: at[1]} if left_out else {}).to_record()
+    states = (answered, ANSWERED, ""), (failed, FAILED, "silent"), (left_out, LEFT_OUT, NOT_DRAWN)
+    parts = [(np.array(numbers(text), np.int64), *outcome) for text, *outcome in states]
+    result = Participation([clients for clients, *_ in parts])
+    for part in parts:
+        result.mark(*part)
+    return result.to_record()
 
 
 # One round ---------------------------------------------------------------------------------------
@@ -62,8 +69,14 @@ def test_ranges_come_back(clients: set[int]) -> None:
 @given(client_sets, st.dictionaries(st.integers(0, 60), st.sampled_from(["late", "NaN"])))
 def test_records_come_back(answered: set[int], failed: dict[int, str]) -> None:
     failed = {client: why for client, why in failed.items() if client not in answered}
-    late = {"not drawn": np.array([10**13])}
-    record = Participation(np.array(sorted(answered), np.int64), failed, late).to_record()
+    answered -= {10**13}
+    at = np.array(sorted(answered), np.int64)
+    who = Participation([at, np.array([*failed], np.int64), np.array([10**13])])
+    who.mark(at, ANSWERED)
+    for why, clients in grouped(failed).items():
+        who.mark(clients, FAILED, why)
+    who.mark(np.array([10**13]), LEFT_OUT, NOT_DRAWN)
+    record = who.to_record()
     assert who_of(json.loads(json.dumps(record))) == (answered, failed, {10**13: "not drawn"})
     assert numbers(record["asked"]) == sorted(answered | failed.keys())
 

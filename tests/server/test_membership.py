@@ -12,16 +12,15 @@ from averaging_helpers import Hosted, Run, Simple, app_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from flower_graph import __version__
 from flower_graph.data.folders.party import Member
 from flower_graph.errors import MalformedReplyError, MembershipError
-from flower_graph.server.membership import Admission, Membership, other_version
+from flower_graph.server.session import Membership, check_format
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.averaging import Enrolment
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.codec import Resume
-from flower_graph.wire.exchange import Exchange, Rejected, Replies
-from flower_graph.wire.keys import CONFIG
+from flower_graph.wire.exchange import Rejected, Replies
+from flower_graph.wire.keys import CONFIG, FORMAT
 
 
 class Asked(Membership):
@@ -116,19 +115,19 @@ def test_a_checkpoint_keeps_whose_a_number_was(tmp_path: Path) -> None:
 # The list, and the ceiling -----------------------------------------------------------------------
 
 
-def listed(*rows: tuple[set[int], int | None]) -> Admission:
-    return Admission([Member("", frozenset(clients), node) for clients, node in rows])
+def listed(*rows: tuple[set[int], int | None]) -> list[Member]:
+    return [Member("", frozenset(clients), node) for clients, node in rows]
 
 
 def test_who_may_speak_for_whom_by_the_list() -> None:
     who = Asked()
-    who.admission = listed(({0, 1}, 5), ({2}, None), ({3}, 7))
+    who.listed = listed(({0, 1}, 5), ({2}, None), ({3}, 7))
     refused = who.hear({5: [0, 1], 6: [3], 7: [2], 8: [0, 2], 9: [4], 10: [], 4: [2]})
     assert refused.keys() == {6, 7, 8, 9, 10}
     assert who.clients == {5: [0, 1], 4: [2]}
 
     who = Asked()  # without ids no double is decided
-    who.admission = listed(({0}, None), ({1}, None))
+    who.listed = listed(({0}, None), ({1}, None))
     with pytest.raises(MembershipError):
         who.hear({5: [0], 6: [0], 7: [1]})
     assert who.hear({5: [0], 6: [0, 1], 7: [1]}).keys() == {6}
@@ -137,15 +136,13 @@ def test_who_may_speak_for_whom_by_the_list() -> None:
 def test_no_more_than_may_enrol() -> None:
     """Nothing decides among those of the first enrolment; later strangers are left out."""
     who = Asked()
-    who.admission = Admission(most=2)
+    who.most = 2
     with pytest.raises(MembershipError):
         who.hear({5: [0], 6: [1], 7: [2]})
     assert who.hear({5: [0], 6: [1]}) == {}
     assert who.hear({7: [2]}).keys() == {7}
     assert who.hear({8: [1], 9: [2]}, gone=[6]).keys() == {9}  # the seat is the one's that is back
     assert who.clients == {5: [0], 8: [1]}
-    with pytest.raises(ValueError, match="most"):
-        Admission(most=0)
 
 
 def test_one_that_fails_to_say_is_left_out_and_asked_again() -> None:
@@ -311,35 +308,12 @@ def test_the_order_is_that_of_the_clients() -> None:
 # Versions ----------------------------------------------------------------------------------------
 
 
-def stamp(**entries: Any) -> RecordDict:
-    named = {key.replace("_", "-"): value for key, value in entries.items()}
-    return RecordDict({"config": ConfigRecord(named)})
-
-
 def test_another_message_format_is_refused_and_none_is_fine() -> None:
     for said in (1, 0, "1", b"1", [1], 1.5):
+        entries = {"message-format": said, "flower-graph": "0.3.0\n" * 40}
         with pytest.raises(MalformedReplyError, match="message format") as error:
-            other_version(stamp(message_format=said, flower_graph="0.3.0\n" * 40))
+            check_format(RecordDict({"config": ConfigRecord(entries)}))  # type: ignore[arg-type]
         assert "\n" not in str(error.value)
-    for content in (RecordDict(), stamp(), stamp(flower_graph="9.9")):
-        assert other_version(content) == ""
-    assert other_version(stamp(message_format=2, flower_graph=__version__)) == ""
-    assert other_version(stamp(message_format=2, flower_graph="9.9")) == "9.9"
-    assert other_version(stamp(message_format=2)) == "?"
-
-
-def test_another_version_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    app = ClientApp()
-    grid = InProcessGrid(app, num_supernodes=3)
-
-    @app.query()
-    def query(message: Message, context: Context) -> Message:
-        return Message(stamp(message_format=2, flower_graph="9.9"), reply_to=message)
-
-    members, sender = Membership(), Exchange(grid)
-    for server_round in (1, 2):
-        assert members.ask(sender, [*grid.contexts], server_round, 5.0) == []
-        assert members.clients.keys() == grid.contexts.keys()
-        members.clients.clear()
-    said = f": flower-graph 9.9, the server {__version__}"
-    assert sum(said in record.getMessage() for record in caplog.records) == 1
+    for content in ({}, {"flower-graph": "9.9"}, {"message-format": FORMAT}):
+        check_format(RecordDict({"config": ConfigRecord(content)}))  # type: ignore[arg-type]
+    check_format(RecordDict())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flower_graph.data.description import NewGraph
 from flower_graph.data.graph import ClientGraph
-from flower_graph.engine.mini_batches import MiniBatch, epochs_of
+from flower_graph.engine.cohort import MiniBatch, epochs_of
 from flower_graph.outputs.files import Snapshot, read_models
 from flower_graph.strategies.fedscem import EgoNetworkClient
 from flower_graph.strategies.fedscem.config import EgoSettings
