@@ -73,11 +73,6 @@ def counting_of(metrics: Sequence[str]) -> str:
 class DataConfig:
     """The graph, the nodes that train, and for ``csbm`` the graph to generate."""
 
-    GONE: ClassVar[dict[str, str]] = {
-        "split_index": "of k fixed splits a run takes number seed modulo k: set seed",
-        "features=presence-row": "save features of 0 and 1, and take row",
-    }
-
     name: str = setting("cora-linqs", NAME)
     """a known set, `Class/name` of PyG, `csbm`, or a path: `flower-graph docs own-data`"""
     root: str | None = setting(None)
@@ -183,10 +178,6 @@ class OverlapSection:
 @dataclass
 class CutSection:
     """How the graph is cut, and into how many clients."""
-
-    GONE: ClassVar[dict[str, str]] = {
-        "drawn_share": "each client draws half of a part's nodes; leave the key out"
-    }
 
     method: str = setting(LOUVAIN, choice(*PARTITIONS), help="how the graph is cut")
     clients: int = setting(8, at_least(1))

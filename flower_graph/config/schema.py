@@ -16,12 +16,6 @@ A method's schema is a ``RunConfig`` with sections of its own, each a dataclass:
 A subclass that only gives another default, ``rounds: int = 400``, keeps rules and meaning. Loading
 checks the rules of all fields. Rules on several settings together are in a section's
 ``validate(self) -> None``, or in that of the whole schema.
-
-A key that earlier versions had is in ``GONE`` of its section, with what to do instead::
-
-    GONE: ClassVar[dict[str, str]] = {"block_cap": "it is 4096; leave the key out"}
-
-``"alignment=polynomial"`` there is a value that is gone.
 """
 
 from __future__ import annotations
@@ -113,17 +107,6 @@ def check_settings(settings: DataclassInstance, prefix: str = "") -> None:
 def known_keys(schema: type) -> dict[str, str]:
     """Return every dotted key of a schema with its value's type in words."""
     return {prefix + name: _words(hint) for prefix, _, name, hint, _ in _leaves(schema(), "")}
-
-
-def gone_keys(schema: type) -> dict[str, str]:
-    """Return what to do instead of every key, or ``key=value``, that earlier versions had."""
-    sections = {prefix: type(section) for prefix, section, *_ in _leaves(schema(), "")}
-    return {
-        prefix + name: advice
-        for prefix, section in sections.items()
-        for kind in section.__mro__
-        for name, advice in vars(kind).get("GONE", {}).items()
-    }
 
 
 def settings_of(schema: type) -> list[Setting]:

@@ -27,7 +27,7 @@ from yaml import YAMLError
 from flower_graph.config.common import RunConfig
 from flower_graph.config.foreign import NOBODY, RUN_OF, Trust, as_text, is_of_run
 from flower_graph.config.rules import message_of, refuse_key, show, suggest
-from flower_graph.config.schema import LAST, flatten, gone_keys, known_keys
+from flower_graph.config.schema import LAST, flatten, known_keys
 from flower_graph.data.sources.names import in_full, located
 from flower_graph.errors import ConfigError, brief, one_line
 from flower_graph.method.registry import DEFAULT, schema_of
@@ -105,13 +105,10 @@ def load_config(
     schema = schema_of(app, allowed)
     # mypy asks for a hash of instances where classes are hashed
     tree = deepcopy(_defaults(schema))  # type: ignore[arg-type]
-    known, gone = known_keys(schema), gone_keys(schema)
+    known = known_keys(schema)
     for source, settings in _with_task(layers, schema):
         where = f" (in {source})" * bool(source)
         for key, value in settings.items():
-            for name in (key, f"{key}=" + show(value).strip("'")):
-                if name in gone:
-                    raise ConfigError(f"{name} is gone: {gone[name]}{where}", key=key)
             if key not in known:
                 refuse_key(key, list(known), where)
             try:

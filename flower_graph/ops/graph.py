@@ -328,6 +328,38 @@ def sampled_products(ptr: Tensor, col: Tensor, left: Tensor, right: Tensor) -> T
     return products
 
 
+def weighted_product(
+    value: Tensor,
+    x: Tensor,
+    ptr: Tensor,
+    col: Tensor,
+    turned: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Multiply a matrix ``[n, n]`` with ``x``; its entries have gradients, too.
+
+    ``turned`` has rows and columns of the transpose, and the order of its entries; without it the
+    matrix is symmetric.
+    """
+    return _WeightedProduct.apply(value.contiguous(), x.contiguous(), ptr, col, turned)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _WeightedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Saved, value: Tensor, x: Tensor, ptr: Tensor, col: Tensor, turned: Any) -> Any:
+        ctx.save_for_backward(value, x, ptr, col, *(turned or (ptr, col, None)))
+        return _product(csr_tensor(ptr, col, value, (len(x), len(x))), x)
+
+    @staticmethod
+    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+        value, x, ptr, col, turned_ptr, turned_col, order = ctx.saved_tensors
+        grad, grad_x = grads[0].contiguous(), None
+        if ctx.needs_input_grad[1]:
+            value = value if order is None else value.index_select(0, order)
+            grad_x = _product(csr_tensor(turned_ptr, turned_col, value, (len(x), len(x))), grad)
+        # The gradient by entry ``ij`` is ``g_i . x_j``, without a tensor of edges by numbers
+        return sampled_products(ptr, col, grad, x), grad_x, None, None, None
+
+
 class LaplacianTerm(NamedTuple):
     """A graph's edges as a matrix, and its degrees, for ``L_reg``."""
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flower_graph.ops.graph import Adjacency, Saved, csr_tensor, propagate, sampled_products
+from flower_graph.ops.graph import Adjacency, csr_tensor, propagate, weighted_product
 from flower_graph.ops.grouped import group_sizes, grouped_linear
 from flower_graph.ops.links import contains
 from flower_graph.ops.similarity import SparseRows, ordered
@@ -79,12 +79,13 @@ class LearnedGraph(NamedTuple):
 
     def propagate(self, x: Tensor) -> Tensor:
         """Sum the neighbours' vectors, ``[n, h]``; the entries have gradients."""
-        how = self.entries, x.contiguous(), self.ptr, self.edge_index[1].to(torch.int32)
-        return _WeightedProduct.apply(*how)  # type: ignore[no-any-return, no-untyped-call]
+        return weighted_product(self.entries, x, self.ptr, self.edge_index[1].to(torch.int32))
 
     def adjacency(self) -> Adjacency:
         """Return the constant operator, for ``propagate`` of ``ops.graph``."""
-        return _symmetric(self.ptr, self.edge_index[1].to(torch.int32), self.entries.detach())
+        n, col = self.ptr.numel() - 1, self.edge_index[1].to(torch.int32)
+        matrix = csr_tensor(self.ptr, col, self.entries.detach(), (n, n))
+        return Adjacency(matrix, matrix)
 
     def edges(self) -> Tensor:
         """Return the edges ``[2, e]``, each direction once, without self-loops."""
@@ -93,29 +94,6 @@ class LearnedGraph(NamedTuple):
         is_edge = (self.entries.detach() > 0) & (row != col)
         key = (row << bits | col).masked_select(is_edge).unique_consecutive()
         return torch.stack([key >> bits, key & ((1 << bits) - 1)])
-
-
-class _WeightedProduct(torch.autograd.Function):
-    """``A x`` for a symmetric ``A``; the gradient by entry ``ij`` is ``g_i . x_j``."""
-
-    @staticmethod
-    def forward(ctx: Saved, weight: Tensor, x: Tensor, ptr: Tensor, col: Tensor) -> Tensor:
-        ctx.save_for_backward(weight, x, ptr, col)
-        return propagate(_symmetric(ptr, col, weight), x)
-
-    @staticmethod
-    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        weight, x, ptr, col = ctx.saved_tensors
-        grad, grad_x = grads[0].contiguous(), None
-        if ctx.needs_input_grad[1]:
-            grad_x = propagate(_symmetric(ptr, col, weight), grad)
-        return sampled_products(ptr, col, grad, x), grad_x, None, None
-
-
-def _symmetric(ptr: Tensor, col: Tensor, weight: Tensor) -> Adjacency:
-    n = ptr.numel() - 1
-    matrix = csr_tensor(ptr, col, weight, (n, n))
-    return Adjacency(matrix, matrix)
 
 
 # Learned edges against the true ones

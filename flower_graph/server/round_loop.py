@@ -354,7 +354,6 @@ class RoundLoop(Strategy):
                 timeout=self.session.timeout,
                 read=lambda _, content: KeepReply.read(content).not_kept,
                 max_reply_bytes=reply_bytes(),
-                called="no outputs of",
             )
         for node, why in replies.values.items():
             if why:

@@ -84,17 +84,16 @@ def client_means(replies: list[RecordDict], weighted_by: str) -> MetricRecord:
     """
     # Any: Flower's records hold numbers and lists of them
     records: list[Any] = [next(iter(reply.metric_records.values())) for reply in replies]
-    names = [name for name in records[0] if name != weighted_by and not name.startswith("has-")]
-
-    def total(name: str) -> NDArray[np.float64]:
-        return np.asarray(sum(one[weighted_by] * np.asarray(one[name], float) for one in records))
-
+    weights = [one[weighted_by] for one in records]
+    means = {
+        name: np.average([one[name] for one in records], 0, weights)
+        for name in records[0]
+        if name != weighted_by
+    }
     result = MetricRecord()
-    for name in names:
-        share = f"has-{name}"
-        below = total(share) if share in records[0] else sum(one[weighted_by] for one in records)
+    for name in (name for name in means if not name.startswith("has-")):
         with np.errstate(invalid="ignore"):
-            result[name] = (total(name) / np.float64(below)).tolist()
+            result[name] = (means[name] / means.get(f"has-{name}", 1.0)).tolist()
     return result
 
 
@@ -347,18 +346,16 @@ def split_rows(reply: FlowerMessage, asked: Sequence[int]) -> dict[int, FlowerMe
 
 
 def stacked(models: Sequence[ArrayRecord]) -> ArrayRecord:
-    """Concatenate models, a row each.
-
-    A model that many rows have is read once: a SuperNode that claims thousands of clients, which
-    all start from the common model, would else cost the server minutes.
-    """
-    distinct = {id(model): model for model in models}
+    """Concatenate models, a row each."""
+    # A model that many rows have is read once: a SuperNode that claims thousands of clients, which
+    # all start from the common model, would else cost the server minutes.
+    distinct, record = {id(model): model for model in models}, ArrayRecord()
     place = {key: row for row, key in enumerate(distinct)}
     rows = np.array([place[id(model)] for model in models])
-    each = {
-        name: [decode_array(name, one[name]) for one in distinct.values()] for name in models[0]
-    }
-    return ArrayRecord({name: encode_array(name, np.stack(v)[rows]) for name, v in each.items()})
+    for name in models[0]:
+        each = np.stack([decode_array(name, one[name]) for one in distinct.values()])
+        record[name] = encode_array(name, each[rows])
+    return record
 
 
 # Flower's messages ------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief, one_line
+from flower_graph.wire import keys
 from flower_graph.wire.arrays import (
     Answer,
     IntArray,
@@ -48,17 +49,6 @@ from flower_graph.wire.arrays import (
     read_array,
     record_of,
     unpack_integers,
-)
-from flower_graph.wire.keys import (
-    ARRAY_NAMES,
-    ARRAYS,
-    CHECKPOINT,
-    CONFIG,
-    HANDLED,
-    MAX_NUMBER,
-    METRICS,
-    NOT_SAVED,
-    RUN_TOKEN,
 )
 
 Bytes = NDArray[np.uint8]
@@ -98,8 +88,8 @@ class Reading:
 
 def entries_of(content: RecordDict) -> dict[str, object]:
     """Return a reply's entries: the adaptor puts numbers and other values into two records."""
-    numbers = record_of(content, METRICS, MetricRecord) or MetricRecord()
-    return {**numbers, **(record_of(content, CONFIG, ConfigRecord) or ConfigRecord())}
+    numbers = record_of(content, keys.METRICS, MetricRecord) or MetricRecord()
+    return {**numbers, **(record_of(content, keys.CONFIG, ConfigRecord) or ConfigRecord())}
 
 
 @dataclass
@@ -244,7 +234,6 @@ class Numbers(Field[Any]):  # left open: integers where they are whole, else flo
 
     shape: str = "c"
     whole: bool = False
-    most: float = math.inf  # numbers
     is_number = True
     empty: ClassVar[object] = []
 
@@ -253,12 +242,10 @@ class Numbers(Field[Any]):  # left open: integers where they are whole, else flo
         kinds, wanted = ({int} if self.whole else {int, float}), reading.shape(self.shape)
         if (
             not isinstance(value, list)
-            or len(value) > self.most
             or not kinds.issuperset(map(type, value))
             or not reading.binds(self.shape, (len(value),))
         ):
-            words = f"{'whole ' * self.whole}numbers {wanted}, at most {self.most}"
-            raise self.refuse(words, value)
+            raise self.refuse(f"{'whole ' * self.whole}numbers {wanted}", value)
         return list(value) if self.whole else [float(number) for number in value]
 
 
@@ -381,7 +368,7 @@ class Tensor(Field[NDArray[np.generic] | None]):
 
     shape: str = "n"
     dtype: str = "float32"  # the type that is sent, for the page; any numbers are accepted
-    limit: float | None = MAX_NUMBER  # largest absolute value that the server accepts
+    limit: float | None = keys.MAX_NUMBER  # largest absolute value that the server accepts
     per: str = ""  # the letter of a size that multiplies the limit
     when: str = ""  # the field, or the value asked for, that says whether the array is sent
     turn = 1
@@ -415,7 +402,6 @@ class Part(Field[object]):
     make: Any = dict  # the class
     fields: Mapping[str, Field[Any]] | None = None  # of a class that declares none
     when: str = ""  # the entry that says whether the group is sent
-    absent: object = None  # the value of that entry if it is not
     turn = 1
 
     @property
@@ -425,8 +411,6 @@ class Part(Field[object]):
     def write(self, value: object, to: Writing) -> None:
         if value is not None:
             write_fields(self.parts, value, to)
-        elif self.absent is not None:
-            to.config[self.when] = self.absent
 
     def read(self, name: str, reading: Reading) -> object:
         if self.when and not reading.config.get(self.when):
@@ -512,13 +496,13 @@ class Message:
             record, _, key = name.partition("/")
             arrays.setdefault(record, {})[key] = encode_array(key, values)
         records = {record: ArrayRecord(named) for record, named in arrays.items()}
-        return RecordDict({CONFIG: ConfigRecord(written.config), **records})
+        return RecordDict({keys.CONFIG: ConfigRecord(written.config), **records})
 
     def to_numpy(self, examples: int = 1) -> Answer:
         """Return the message as the result of a ``NumPyClient``'s method."""
         written = self._written()
-        names = [name.removeprefix(f"{ARRAYS}/") for name in written.arrays]
-        metrics = written.config | ({ARRAY_NAMES: names} if names else {})
+        names = [name.removeprefix(f"{keys.ARRAYS}/") for name in written.arrays]
+        metrics = written.config | ({keys.ARRAY_NAMES: names} if names else {})
         return list(written.arrays.values()), examples, metrics
 
     @classmethod
@@ -554,17 +538,18 @@ class Message:
 GROUP = "checkpoints"  # of the page
 # Fields of requests and replies. A client that does not say how many messages it has behind it
 # cannot be told from one that has lost its state
-Saves = Annotated[bool, Flag(CHECKPOINT, "whether to save after this message", group=GROUP)]
-Token = Annotated[str, Word(RUN_TOKEN, "of the run that the checkpoint is of", group=GROUP)]
-Handled = Annotated[int | None, Whole(HANDLED, "messages of the run so far", least=0, group=GROUP)]
-NOT_SAVED_FIELD = Said(NOT_SAVED, "why the checkpoint was not written", group=GROUP)
+Saves = Annotated[bool, Flag(keys.CHECKPOINT, "whether to save after this message", group=GROUP)]
+Token = Annotated[str, Word(keys.RUN_TOKEN, "of the run that the checkpoint is of", group=GROUP)]
+HANDLED = Whole(keys.HANDLED, "messages of the run so far", least=0, group=GROUP)
+Handled = Annotated[int | None, HANDLED]
+NOT_SAVED_FIELD = Said(keys.NOT_SAVED, "why the checkpoint was not written", group=GROUP)
 NotSaved = Annotated[str, NOT_SAVED_FIELD]
 
 
 class Resume(Message, down="query", frozen=True):
     """The run and the checkpoint that a client goes on from."""
 
-    run: Annotated[str, Word(RUN_TOKEN)] = ""  # of the run: 32 hexadecimal digits
+    run: Annotated[str, Word(keys.RUN_TOKEN)] = ""  # of the run: 32 hexadecimal digits
     # whose checkpoint to load; 0 in a new run
     server_round: Annotated[int, Whole("resume-round")] = 0
     # If a SuperNode is asked again later, under another id, it has gone on since

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.ops.counts import ERROR_SUMS, Counts, Errors, count, count_size
-from flower_graph.wire.arrays import IntArray
+from flower_graph.wire.arrays import IntArray, unpack_integers
 from flower_graph.wire.codec import Exact, Reading, Word, Writing, entries_of
 from flower_graph.wire.keys import COUNTED, COUNTING, ERRORS, HISTOGRAMS, RANKS, ROLES
 
@@ -34,13 +34,10 @@ class CountsField(Exact):
             super().write(value.flat().numpy().view(np.int64), to)
 
     def read(self, name: str, reading: Reading) -> Counts | Errors | None:
-        classes, what = reading.known.get("classes", 0), reading.known.get("counting", "")
-        reading.sizes["m"] = counts_size(classes, what)
-        if not what:
+        if not (what := reading.known.get("counting", "")):
             return None
-        return as_counts(
-            self.decode(reading.config.get(self.key, b""), name, reading), classes, what
-        )
+        row = unpack_integers(reading.config.get(self.key, b""), self.key)
+        return as_counts(row, reading.known.get("classes", 0), what)
 
 
 COUNTS = (
@@ -54,7 +51,7 @@ Counted = Annotated[Counts | Errors | None, COUNTED_FIELD]
 def read_counts(content: RecordDict, classes: int, counting: str) -> Counts | Errors | None:
     """Read the clients' counts; ``MalformedReplyError`` if they are not as asked."""
     known = {"classes": classes, "counting": counting}
-    return COUNTED_FIELD.read("counts", Reading(entries_of(content), [], known))
+    return COUNTED_FIELD.read("counts", Reading(entries_of(content), known=known))
 
 
 def as_counts(row: IntArray, classes: int, counting: str) -> Counts | Errors:

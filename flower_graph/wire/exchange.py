@@ -13,7 +13,6 @@ kept for a while, so that a late reply is recognised, drained from the grid and 
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -121,8 +120,6 @@ class Exchange:
         ``NoClientsError`` if fewer than `min_nodes` came in `timeout` seconds: it says how many,
         and which settings decide.
         """
-        if min_nodes < 1:
-            raise ValueError(f"min_nodes is {min_nodes}, must be at least 1")
         word = time.monotonic() + FIRST_WORD
         for _ in _pauses(timeout):
             if len(nodes := sorted(self.grid.get_node_ids())) >= min_nodes:
@@ -142,7 +139,6 @@ class Exchange:
         timeout: float,
         read: Callable[[int, RecordDict], T],
         max_reply_bytes: int | None = None,
-        called: str = "left out",
     ) -> Replies[T]:
         """Send one message to each node and gather the replies until all came or time is up.
 
@@ -160,8 +156,6 @@ class Exchange:
             Turns a node's reply into a value. Any exception leaves the node out, with its reason.
         max_reply_bytes : int or None
             Replies larger than this (as `count_bytes` counts) are refused unread.
-        called : str
-            The log's word for a node without a good reply.
 
         Returns
         -------
@@ -183,16 +177,15 @@ class Exchange:
             for node_id, content in requests.items()
         ]
         waiting = self._sent(messages)
-        sent = set(waiting.values())
+        late = f"no reply within {timeout:g} s"
+        asked = dict.fromkeys(requests, NOT_SENT) | dict.fromkeys(waiting.values(), late)
 
         def checked(node: int, reply: Message) -> T:
             require_content(reply, max_reply_bytes, server_round)
             return read(node, reply.content)
 
-        late = f"no reply within {timeout:g} s"
-        asked = {node: late if node in sent else NOT_SENT for node in requests}
         replies = read_replies(asked, self._pull(waiting, server_round, timeout), checked)
-        log_rejected(LOG, server_round, called, replies.rejected)
+        log_rejected(LOG, server_round, f"{message_type}: left out", replies.rejected)
         return replies
 
     def relay(
@@ -275,12 +268,11 @@ def unreadable(error: Exception) -> str:
 
 def few(entries: Iterable[Rejected]) -> list[Rejected]:
     """Keep a few entries of each node, and add one with the number of the others."""
-    counts, result = Counter[int](), []
+    by_node: dict[int, list[Rejected]] = {}
     for entry in entries:
-        counts[entry.node_id] += 1
-        if counts[entry.node_id] <= MAX_NAMED:
-            result.append(entry)
-    over = {node: count - MAX_NAMED for node, count in counts.items() if count > MAX_NAMED}
+        by_node.setdefault(entry.node_id, []).append(entry)
+    result = [entry for own in by_node.values() for entry in own[:MAX_NAMED]]
+    over = {node: len(own) - MAX_NAMED for node, own in by_node.items() if len(own) > MAX_NAMED}
     return result + [Rejected(node, f"and {more} more") for node, more in over.items()]
 
 

@@ -20,10 +20,7 @@ DIRECTIONS = ("up", "down")  # client to server, server to client
 
 def count_bytes(content: RecordDict) -> int:
     """Count the bytes that a message's content holds, as Flower's records count them."""
-    # Array records: the serialised data (NumPy's header, mostly 128 bytes, and the values) and the
-    # characters of each key. Metric records: 8 for each number, and the keys. Config records: 8 for
-    # a number, 1 for a bool, the length of a str or bytes, and the keys. Names of records, metadata
-    # and what the transport adds are not counted.
+    # Names of records, metadata and what the transport adds are not counted.
     # ``ConfigRecord.count_bytes`` raises on an empty str, bytes or list.
     return sum(
         sum(map(len, record)) + sum(map(_value_bytes, record.values()))

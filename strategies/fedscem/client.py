@@ -140,7 +140,7 @@ class EgoEnrolment(Message, down="query"):
 class Sums(NamedTuple):
     """The server's sums of a round, for the clients."""
 
-    server_round: Annotated[int, Whole("sums-round")]  # round of `sums`; 0: there are none
+    server_round: Annotated[int, Whole("sums-round")]  # round of `sums`; left out without
     # number of the secure sum, which the pads belong to, and how many clients are in it
     origin: Annotated[list[int], Numbers("contributors", shape="2", whole=True)]
     # the last round's sum of embeddings, under pads (plain: float64, without)
@@ -172,7 +172,7 @@ class EgoRequest(Message, down="train"):
     clients: Annotated[IntArray, Clients(shape="p")]  # who takes part
     variant: Annotated[str, Word()]  # `full`, `iter` or `minus`
     # Of the round before; None before the first, and where it was skipped
-    sums: Annotated[Sums | None, Part(make=Sums, when="sums-round", absent=0)] = None
+    sums: Annotated[Sums | None, Part(make=Sums, when="sums-round")] = None
     shares_model: Annotated[bool, Flag()] = False  # whether `model` is there
     # the model to start from, where models are shared: the parameters of `EgoGCN` in a row
     weights: Annotated[

@@ -27,7 +27,7 @@ from flower_graph.config.rules import (
 )
 from flower_graph.config.schema import section, setting
 from flower_graph.method.trust import OpenedSums
-from flower_graph.secure.node_config import FEWEST_PARTIES, MOST_BLOCK
+from flower_graph.secure.node_config import FEWEST_PARTIES
 
 if TYPE_CHECKING:
     from flower_graph.data.graph import ClientGraph
@@ -130,12 +130,6 @@ class EgoSettings(ModelConfig, TrainingConfig):
 @dataclass
 class StrategyConfig(TrainingConfig, RobustSection, OpenedSums):
     """Settings of the clients' training and of what clients share."""
-
-    GONE: ClassVar[dict[str, str]] = {
-        "alignment=polynomial": "take plain: the server sees as much of its clients",
-        "block_cap": f"a client has at most {MOST_BLOCK} points; leave the key out",
-        "most_points": "key-holders set it, in the node config (most-points); leave the key out",
-    }
 
     name: str = setting(FEDSCEM, choice(*STRATEGIES), help="FedSCem or a baseline")
     variant: str = setting("full", choice(*VARIANTS))

@@ -104,7 +104,7 @@ class EmbeddingEnrolment(Message, up="query"):
     """Client to server: its clients, and their public nodes."""
 
     # at most 4096
-    clients: Annotated[list[int], Numbers(keys.CLIENTS, whole=True, most=MOST_CLIENTS)]
+    clients: Annotated[list[int], Numbers(keys.CLIENTS, whole=True)]
     nodes: Annotated[list[IntArray], held_nodes()]  # of each client [p]
     dimension: Annotated[int, Whole(least=1, most=MAX_DIMENSION)]  # numbers of an embedding
     handled: Handled = None
@@ -116,8 +116,9 @@ class EmbeddingEnrolment(Message, up="query"):
         return dict(zip(self.clients, self.nodes, strict=True))
 
     def check(self, known: Known) -> None:
-        if not self.clients or len(self.held) != len(self.clients) or min(self.clients) < 0:
-            why = "not different numbers >= 0"
+        is_several = 0 < len(self.held) == len(self.clients) <= MOST_CLIENTS
+        if not is_several or min(self.clients) < 0:
+            why = f"not at most {MOST_CLIENTS} different numbers >= 0"
             raise MalformedReplyError(f"{keys.CLIENTS}: {brief(self.clients)}: {why}")
         for client, ids in self.held.items():
             if not 1 <= np.unique(ids).size == ids.size:

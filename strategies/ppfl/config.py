@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from flower_graph.config.common import DataConfig, OverlapSection, RunConfig
 from flower_graph.config.rules import (
@@ -104,10 +103,6 @@ class JudgeConfig:
 @dataclass
 class StrategyConfig(OpenedSums):
     """The server's alignment of public embeddings."""
-
-    GONE: ClassVar[dict[str, str]] = {
-        "rotations_only": "the maps between embeddings are orthogonal; leave the key out"
-    }
 
     name: str = setting(ALIGNED, choice(*METHODS), help="`local`: nothing is shared")
     alignment: str = setting(PAIRS, choice(*FORMS), help="how embeddings are aligned")

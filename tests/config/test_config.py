@@ -131,23 +131,6 @@ def test_a_refused_override_names_its_key_and_the_nearest_or_the_type():
         assert refusal(f"app={app}").startswith("app: ")
 
 
-def test_a_key_that_is_gone_is_refused_with_what_to_do(tmp_path, monkeypatch):
-    advice = {"layers": "two", "name=gin": "take gcn", "user_bias=false": "leave it out"}
-    monkeypatch.setattr(type(NFedGNNConfig().model), "GONE", advice, raising=False)
-    for given, name, what in (
-        ("model.layers=2", "model.layers", "two"),
-        ("model.name=gin", "model.name=gin", "take gcn"),
-        ("model.user_bias=false", "model.user_bias=false", "leave it out"),
-    ):
-        assert refusal(given) == f"{name} is gone: {what}"
-        assert refusal(given, "model.name=gcn").startswith(f"{name} is gone")
-        text = f"{given.replace('.', ': {').replace('=', ': ')}}}\n"
-        file = write(tmp_path, "mine.yaml", text)
-        with pytest.raises(ConfigError, match=what) as caught:
-            load_config(file)
-        assert caught.value.key == given.partition("=")[0] and file in str(caught.value)
-
-
 def test_malformed_overrides_and_unknown_configs():
     for override in ("rounds", "rounds=", "=3", "", "rounds=[1", "data.name=${x"):
         assert refusal(override).startswith(f"override {override!r}: ")

@@ -157,6 +157,7 @@ def test_bytes_of_a_message_counted_by_hand() -> None:
     assert count_bytes(RecordDict({"config": settings})) == 5 + 4 + 3 + 5 + 2
 
 
+@pytest.mark.usefixtures("identity")
 def test_ledger_adds_up_by_direction_and_kind_and_survives_a_checkpoint() -> None:
     ledger, restored = ByteLedger(), ByteLedger()
     ledger.count("up", "latent", 100)
