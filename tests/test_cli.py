@@ -40,7 +40,9 @@ class Runner:
 
     def run(self, config: RunConfig, out: Path, **rest: Any) -> dict[str, Any]:
         self.calls.append({"config": config, "out": out, **rest})
-        writer = RunWriter(out, to_dict(config), resume_round=0 if rest["resume"] else None)
+        writer = RunWriter(
+            out, to_dict(config), resume_round=(lambda: 0) if rest["resume"] else None
+        )
         self.fail(config, out)
         for number in range(1, config.rounds + 1):
             writer.write_round(report(number))

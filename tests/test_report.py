@@ -244,13 +244,13 @@ def test_resuming_keeps_earlier_rounds_and_drops_later_ones(tmp_path: Path) -> N
     with first.metrics.open("a") as file:
         file.write('{"round": 4, "loss": 0.')  # torn by a crash
     first.close()
-    second = writing(tmp_path / "run", report(3), resume_round=2)
+    second = writing(tmp_path / "run", report(3), resume_round=lambda: 2)
     assert lines(second.out) == lines(whole.out)
     result, expected = second.finish(FINAL), whole.finish(FINAL)
     assert result["seconds"]["total"] >= 0.5 + 1.0  # the rounds before count too
     assert {k for k in expected if result[k] != expected[k]} <= {"seconds", "peak-memory-bytes"}
     # The checkpoint of round 3 is damaged, that of round 1 is not.
-    writing(tmp_path / "run", report(2), resume_round=3).close()
+    writing(tmp_path / "run", report(2), resume_round=lambda: 3).close()
     assert [one.round for one in read_reports(second.metrics)] == [1, 2]
 
 
@@ -261,7 +261,7 @@ def test_resuming_changes_nothing_until_a_round_is_done(tmp_path: Path) -> None:
 
     writing(tmp_path, report(1), report(2)).finish(FINAL)
     before = contents()
-    second = RunWriter(tmp_path, {**CONFIG, "rounds": 5}, resume_round=1)
+    second = RunWriter(tmp_path, {**CONFIG, "rounds": 5}, resume_round=lambda: 1)
     assert contents() == before  # the checkpoint may yet be refused
     second.write_round(report(2, loss=9.0))
     assert [line["loss"] for line in lines(tmp_path)] == [2.0, 9.0]
@@ -280,7 +280,7 @@ def test_a_result_is_there_before_its_pictures(tmp_path: Path) -> None:
     (tmp_path / "curves.png").rmdir()
     assert {"result.json", "weights.safetensors"} <= {path.name for path in tmp_path.iterdir()}
     config = {"seed": 0, "data": {"name": "a$\\frac$b"}}  # no formula of matplotlib's
-    again = RunWriter(tmp_path, config, resume_round=1)
+    again = RunWriter(tmp_path, config, resume_round=lambda: 1)
     again.write_round(second)
     again.finish({})
     assert (tmp_path / "curves.png").exists() and (tmp_path / "confusion.png").exists()
@@ -289,15 +289,15 @@ def test_a_result_is_there_before_its_pictures(tmp_path: Path) -> None:
 def test_resuming_without_the_rounds_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with pytest.raises(OutputError, match="No such file"):
-        writing(tmp_path / "run", resume_round=1)
+        writing(tmp_path / "run", resume_round=lambda: 1)
     writer = writing(tmp_path / "run", report(1))
     writer.close()
     writer.write_round(report(3))
     with pytest.raises(OutputError, match=r"rounds 1.*3"):
-        writing(tmp_path / "run", resume_round=3)
+        writing(tmp_path / "run", resume_round=lambda: 3)
     writer.metrics.write_text('{"round": 1\n' + writer.metrics.read_text())
     with pytest.raises(OutputError, match="line 1"):
-        writing(tmp_path / "run", resume_round=1)
+        writing(tmp_path / "run", resume_round=lambda: 1)
 
 
 # Several seeds, and figures as text --------------------------------------------------------------
@@ -321,8 +321,6 @@ def test_summary_of_three_seeds(tmp_path: Path) -> None:
         "loss": {**near, "values": [0.7, 0.8, 0.9]},
     }
     assert summarise(tmp_path, [{"loss": 2.0}])["loss"] == {"mean": 2, "std": 0, "values": [2]}
-    with pytest.raises(ValueError, match="least"):
-        summarise(tmp_path, [])
 
 
 GIVEN = {"majority": {"test": 0.3}, "majority-per-client": {"test": 0.4}}

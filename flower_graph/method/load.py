@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict
 from functools import cache
@@ -30,12 +31,11 @@ from flower_graph.config.rules import message_of, refuse_key, show, suggest
 from flower_graph.config.schema import LAST, flatten, known_keys
 from flower_graph.data.sources.names import in_full, located
 from flower_graph.errors import ConfigError, brief, one_line
-from flower_graph.method.registry import DEFAULT, schema_of
+from flower_graph.method.registry import DEFAULT, known_apps, schema_of
 from flower_graph.storage.reading import (
     MOST_SETTINGS,
     Tree,
     check_yaml,
-    open_text,
     read_text,
     reading,
 )
@@ -145,13 +145,11 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def _refuse_interpolation(settings: dict[str, object], where: str) -> None:
-    """Refuse ``${...}`` that leads out of the settings: to the environment, or by any resolver."""
     for key, value in settings.items():
         # After plain references are removed, any other is a resolver, or hides one.
         if "${" in _REFERENCE.sub("", repr(value)):
-            words = "there ${...} may name other settings, as ${strategy.name}, and nothing else"
-            said = f"{key}: {brief(value)} is not allowed in a run config: {words}{where}"
-            raise ConfigError(said, key=key)
+            words = f"{key}: {brief(value)}: in a run config ${{...}} names other settings alone"
+            raise ConfigError(f"{words}{where}", key=key)
 
 
 Layer = tuple[str, dict[str, object]]  # a source, "" for an override; settings by dotted key
@@ -213,15 +211,12 @@ def _quickly_read(name: str) -> Tree:
 
 def title_of(name_or_path: str) -> str:
     """Return a config's title; for a run's own file, that of the config it was run with."""
-    if not is_file_name(name_or_path):
-        return name_or_path
-    try:
-        with open_text(name_or_path, MOST_SETTINGS) as stream:
-            first = stream.readline(1000)
-    except (OSError, ValueError):  # reading it raises the error
-        return name_or_path
-    # The file's author may have put anything there, even characters that move a terminal's cursor
-    return one_line(first.removeprefix(RUN_OF)) if first.startswith(RUN_OF) else name_or_path
+    if is_file_name(name_or_path):
+        with suppress(OSError, ValueError):  # reading the file raises the error
+            first = read_text(name_or_path, MOST_SETTINGS).partition("\n")[0]
+            if first.startswith(RUN_OF):
+                return one_line(first.removeprefix(RUN_OF))  # it may be anybody's file
+    return name_or_path
 
 
 def is_file_name(name_or_path: str) -> bool:
@@ -264,24 +259,20 @@ def read_override(override: str) -> dict[str, object]:
 
 def as_overrides(given: Mapping[str, object] | Sequence[str] | None) -> list[str]:
     """Turn settings, a nested or dotted mapping or a list of ``key=value``, into overrides."""
-    if given is None or not isinstance(given, Mapping):
-        if isinstance(given, str) or not all(isinstance(one, str) for one in given or ()):
-            raise ConfigError(f"overrides {given!r:.60}: give a mapping or a list of key=value")
-        return list(given or ())
-    try:
+    if isinstance(given, Mapping):
         # A JSON value is a YAML value, whatever characters a text has.
-        pairs = [(key, json.dumps(value, default=os.fspath)) for key, value in flatten(dict(given))]
-        return [f"{key}={value}" for key, value in pairs]
-    except TypeError as error:
-        raise ConfigError(f"overrides {given!r:.60}: {error}") from error
+        with reading(f"overrides {given!r:.60}", ConfigError):
+            items = flatten(dict(given))
+            return [f"{key}={json.dumps(value, default=os.fspath)}" for key, value in items]
+    if isinstance(given, str) or not all(isinstance(one, str) for one in given or ()):
+        raise ConfigError(f"overrides {given!r:.60}: give a mapping or a list of key=value")
+    return list(given or ())
 
 
 def parse_overrides(text: str) -> list[str]:
     """Split one string such as ``"model.name=gat data.name='my graph.pt'"`` as a shell would."""
-    try:
+    with reading(f"overrides {text!r}", ConfigError, "malformed"):
         return shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"overrides {text!r}: {error}") from error
 
 
 def _read_text(name: str) -> str:
@@ -290,14 +281,11 @@ def _read_text(name: str) -> str:
             return read_text(name, MOST_SETTINGS)
     configs = list_configs()
     if name not in configs:
-        app = name.partition("/")[0]
-        own = [config for config in configs if config.startswith(f"{app}/")]
-        # Suggest no config of another method.
-        close = "" if own and app == name else suggest(name, own or configs, "/")
-        there = f"there are {', '.join(own)}" if own else "see `flower-graph list`"
-        hint = f"did you mean {close}?" if close else there
-        own_file = "a file of your own must end in .yaml or .yml"
-        raise ConfigError(f"config {name!r}: unknown; {hint} ({own_file})")
+        # Suggest no config of another method
+        own = [config for config in configs if config.startswith(f"{name.partition('/')[0]}/")]
+        close = ", ".join(own) if name in known_apps() else suggest(name, own or configs, "/")
+        hint = f"did you mean {close}?" if close else "see `flower-graph list`"
+        raise ConfigError(f"config {name!r}: unknown; {hint} (a file ends in .yaml or .yml)")
     return read_text(_shipped(f"{name}.yaml"), MOST_SETTINGS)
 
 

@@ -59,7 +59,7 @@ def configured_client(context: Context) -> tuple[RunConfig, Path | None]:
         permits.check(config)
         return config, out
     if is_file_name(str(context.run_config.get("config", ""))):
-        raise _no_path("config", "name a config that ships, or one in the app's conf/")
+        raise _no_path("config")
     config, root = _settings(context, allowed), context.node_config.get(DATA_ROOT)
     permits.check(config)
     if DATA_FOLDER not in context.node_config:
@@ -76,9 +76,9 @@ def fetches(context: Context) -> bool:
 
 def _refuse_paths(config: RunConfig, permits: Permits, *, named_here: bool) -> None:
     """Refuse paths on this machine that a run names: the files may be pickles, or private."""
-    data, how = config.data, f"its node config has {DATA_FOLDER}, {DATA_ROOT}, or {DATA}"
+    data = config.data
     if data.root is not None and not named_here:
-        raise _no_path("data.root", how)
+        raise _no_path("data.root")
     asked = {"data.name": data.name, "data.add": getattr(data, "add", None)}
     for key, name in asked.items():
         if name and permits.data is not None and not permits.allows_data(name):
@@ -86,12 +86,13 @@ def _refuse_paths(config: RunConfig, permits: Permits, *, named_here: bool) -> N
         # A name that no data set has is refused as a path is, so that whether a file has it stays
         is_set = key == "data.name" and NAMED.fullmatch(data.name) and is_known(data.name)
         if name and permits.data is None and not is_set:
-            raise _no_path(key, how)
+            raise _no_path(key)
 
 
-def _no_path(key: str, instead: str) -> ConfigError:
+def _no_path(key: str) -> ConfigError:
     # The value is not quoted: it was made absolute, from this machine's folders.
-    words = f"{key}: a run names no path on a SuperNode's machine; {instead}"
+    how = f"the node config does ({DATA_FOLDER}, {DATA_ROOT}, {DATA})"
+    words = f"{key}: a run names no path on a SuperNode's machine; {how}"
     return told(ConfigError(words), words)
 
 
@@ -101,8 +102,7 @@ def allowed_methods(context: Context) -> frozenset[str] | None:
     # clients are actors of Ray, on the machine of the person that started the run.
     given = context.node_config.get(METHODS, "")
     if not isinstance(given, str):
-        how = f"--node-config '{METHODS}=\"package.module\"'"
-        raise ConfigError(f"node-config {METHODS}: {brief(given)} is no text; write {how}")
+        raise ConfigError(f"node-config {METHODS}: {brief(given)}; must be names with commas")
     return None if on_ray() else frozenset(filter(None, map(str.strip, given.split(","))))
 
 
@@ -116,12 +116,5 @@ def _configuration(
 ) -> RunConfig:
     """Load a config once a process: for a client of one user nothing else takes as long."""
     # With `saved`, the time of its file, a changed file is read again.
-    settings = [f"{SETTINGS[key]}={value}" for key, value in keys]
-    try:
-        given = [*parse_overrides(overrides), *settings]
-        return load_config(name, given, allowed=allowed, environment=False)
-    except ConfigError as error:
-        key = next((key for key, _ in keys if SETTINGS[key] == error.key), None)
-        if key is None:
-            raise
-        raise ConfigError(f"{key} in the run config: {error}", key=error.key) from error
+    given = [*parse_overrides(overrides), *(f"{SETTINGS[key]}={value}" for key, value in keys)]
+    return load_config(name, given, allowed=allowed, environment=False)

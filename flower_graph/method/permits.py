@@ -28,7 +28,6 @@ from flower_graph.secure.node_config import (
     MOST_POINTS,
     SEMI_HONEST,
     TRUST,
-    USUAL_DIFFERENCE,
     differ_by,
     least_clients,
     least_holders,
@@ -63,71 +62,36 @@ def _words(given: Given, key: str, allowed: tuple[str, ...] = ()) -> tuple[str, 
     return tuple(filter(None, words))
 
 
-def _limit(
-    read: Callable[..., object],
-    words: str,
-    *settings: str,
-    default: object = None,
-    otherwise: str = "any",
-) -> Any:
+def _limit(read: Callable[..., object], *settings: str, default: object = None) -> Any:
     """Declare a limit, whose key in the node config is the field's name with dashes.
 
-    ``read`` reads it; ``words`` say what is permitted, ``otherwise`` what is without the limit.
     ``settings`` of a run, which are the server's, are those that the promise depends on. All that a
     server could turn to learn more is in one of them: a test knows every other key of every method.
     """
-    about = {"read": read, "words": words, "settings": settings, "otherwise": otherwise}
-    return field(default=default, metadata=about)
+    return field(default=default, metadata={"read": read, "settings": settings})
 
 
 @dataclass(frozen=True)
 class Permits:
     """The limits of a SuperNode; None: there is no limit."""
 
-    most_epsilon: float | None = _limit(
-        _number, "a budget of at most {:g} for the whole run", *_NOISED, "privacy.delta", "rounds"
-    )
-    least_noise: float | None = _limit(
-        _number, "noise of at least {:g} times the sensitivity", *_NOISED
-    )
-    most_clip: float | None = _limit(
-        _number,
-        "vectors of length {:g} at most, before the noise",
-        *(*_NOISED, "privacy.clipping_norm"),
-    )
-    most_delta: float | None = _limit(
-        partial(_number, below=1),
-        "a chance of at most {:g} that the budget does not hold",
-        *(*_NOISED, "privacy.delta"),
-    )
-    least_clients: int | None = _limit(
-        least_clients, "masked sums of at least {} clients alone", *_READ
-    )
-    differ_by: int | None = _limit(
-        differ_by,
-        "sums that differ by {} SuperNodes at least, or by none",
-        *("strategy.differ_by", "strategy.trust", *_READ),
-        otherwise=f"any; {USUAL_DIFFERENCE} under {MALICIOUS_SERVER}",
-    )
-    least_holders: int = _limit(
-        least_holders,
-        "sums over nodes that at least {} clients hold",
-        "strategy.least_holders",
-        default=LEAST_HOLDERS,
-    )
-    # The key-holder alone says how much it works, if the server is not trusted
-    most_points: int = _limit(
-        most_points, "as key-holder at most {} points of one SuperNode", default=MOST_POINTS
-    )
+    # A budget for the whole run; noise over sensitivity; the length of vectors before the noise;
+    # the chance that the budget does not hold
+    most_epsilon: float | None = _limit(_number, *_NOISED, "privacy.delta", "rounds")
+    least_noise: float | None = _limit(_number, *_NOISED)
+    most_clip: float | None = _limit(_number, *_NOISED, "privacy.clipping_norm")
+    most_delta: float | None = _limit(partial(_number, below=1), *_NOISED, "privacy.delta")
+    # Clients of a masked sum; SuperNodes by which two sums differ; clients that hold a summed node
+    least_clients: int | None = _limit(least_clients, *_READ)
+    differ_by: int | None = _limit(differ_by, "strategy.differ_by", "strategy.trust", *_READ)
+    least_holders: int = _limit(least_holders, "strategy.least_holders", default=LEAST_HOLDERS)
+    # Points of a SuperNode that a key-holder, who alone says how much it works, multiplies
+    most_points: int = _limit(most_points, default=MOST_POINTS)
     allow_trust: tuple[str, ...] = _limit(
-        partial(_words, allowed=FORMS), "{}", "strategy.trust", *_READ, default=FORMS
+        partial(_words, allowed=FORMS), "strategy.trust", *_READ, default=FORMS
     )
-    data: tuple[str, ...] | None = _limit(
-        _words,
-        "{}",
-        *("data.name", "data.add", "data.root"),
-        otherwise="no path of the run's and no download",
-    )
+    # None: no path of the run's and no download
+    data: tuple[str, ...] | None = _limit(_words, "data.name", "data.add", "data.root")
 
     @classmethod
     def of(cls, node_config: Given) -> Permits:
@@ -159,59 +123,46 @@ class Permits:
 
     def lines(self) -> list[str]:
         """Describe the limits, a line each."""
-        lines = []
-        for key, one in LIMITS.items():
-            shown = self._shown(key)
-            words = one.metadata["otherwise" if shown is None else "words"]
-            lines.append(f"{key:13}  {words.format(shown)}")
-        return lines
+        shown = {key: self._shown(key) for key in LIMITS}
+        return [f"{key:13}  {'not set' if one is None else one}" for key, one in shown.items()]
 
     def check(self, config: RunConfig) -> None:
         """Refuse a run that does not keep a limit; ``RefusedError`` names the limit."""
         self._check_noise(config)
-        form, how = PLAIN, config.strategy
+        how, form, differ = config.strategy, PLAIN, None if self.noises else self.differ_by
         if not config.sends_singly:
             form = how.trust if isinstance(how, TrustSection) else SEMI_HONEST
-        if form not in self.allow_trust:
-            raise self._refused(ALLOW_TRUST, f"this run is {form}")
-        if self.least_clients is not None and form == PLAIN:
-            why = "in this run the server reads what each SuperNode sends"
-            raise self._refused("least-clients", why)
-        if isinstance(how, OpenedSums) and how.least_holders < self.least_holders:
-            why = f"this run has strategy.least_holders={how.least_holders}"
-            raise self._refused("least-holders", why)
-        if self.differ_by is None or self.noises:
-            return
-        if form != MALICIOUS_SERVER or not isinstance(how, OpenedSums):
-            why = f"two sums of a run that is {form} may differ by a single SuperNode here"
-            raise self._refused("differ-by", why)
-        if how.differ_by < self.differ_by:
-            raise self._refused("differ-by", f"this run has strategy.differ_by={how.differ_by}")
+        holders = how.least_holders if isinstance(how, OpenedSums) else self.least_holders
+        # Under other trust the server chooses the sums
+        apart = how.differ_by if isinstance(how, OpenedSums) and form == MALICIOUS_SERVER else 0
+        for key, is_kept, what in (
+            (ALLOW_TRUST, form in self.allow_trust, f"is {form}"),
+            ("least-clients", self.least_clients is None or form != PLAIN, f"is {form}"),
+            ("least-holders", holders >= self.least_holders, f"has least_holders={holders}"),
+            ("differ-by", differ is None or apart >= differ, f"is {form}, with differ_by={apart}"),
+        ):
+            if not is_kept:
+                raise self._refused(key, what)
 
     def _check_noise(self, config: RunConfig) -> None:
         floors = ("most-epsilon", "least-noise", "most-clip", "most-delta")
         asked = [key for key in floors if getattr(self, LIMITS[key].name) is not None]
-        if not asked:
-            return
-        privacy, key = config.privacy, asked[0]
-        if not privacy.is_local:
-            server = "this run leaves the noise to the server (privacy.form=central)"
-            lack = server if privacy.is_on else "this run has no budget (privacy.epsilon=null)"
-            raise self._refused(key, lack)
-        if not privacy.withholds:
-            exact = f"in this run (privacy.measurements={privacy.measurements}) clients send "
-            raise self._refused(key, f"{exact}accuracies and losses without noise")
+        privacy = config.privacy
+        if asked and not (privacy.is_local and privacy.withholds):
+            keys = ("epsilon", "form", "measurements")
+            settings = (f"privacy.{key}={getattr(privacy, key)}" for key in keys)
+            raise self._refused(asked[0], f"has {', '.join(settings)}")
         for key, most, name in (
             ("most-delta", self._delta, "delta"),
             ("most-epsilon", self.most_epsilon, "epsilon"),
             ("most-clip", self.most_clip, "clipping_norm"),
         ):
             if most is not None and (value := getattr(privacy, name)) > most:
-                raise self._refused(key, f"this run has privacy.{name}={value:g}")
-        noise = math.inf if self.least_noise is None else multiplier_of(privacy, config.rounds)
-        if self.least_noise is not None and noise < self.least_noise:
-            why = f"this run's noise over the sensitivity is {noise:.3g}"
-            raise self._refused("least-noise", why)
+                raise self._refused(key, f"has privacy.{name}={value:g}")
+        if self.least_noise is not None:
+            noise = multiplier_of(privacy, config.rounds)
+            if noise < self.least_noise:
+                raise self._refused("least-noise", f"has noise {noise:.3g} times the sensitivity")
 
     def allows_data(self, name: str) -> bool:
         """Return whether a run may use a data set, a file or a folder.
@@ -228,7 +179,9 @@ class Permits:
         return any(asked.is_relative_to(one.resolve()) for one in paths if one.is_absolute())
 
     def _refused(self, key: str, why: str) -> RefusedError:
-        return RefusedError(f"this SuperNode's node config has {key}={self._shown(key)}, and {why}")
+        return RefusedError(
+            f"this SuperNode's node config has {key}={self._shown(key)}, and this run {why}"
+        )
 
 
 LIMITS = {one.name.replace("_", "-"): one for one in fields(Permits)}

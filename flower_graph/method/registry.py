@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from flower_graph.server.round_loop import RoundLoop
 
 DEFAULT = "nfedgnn"  # of settings without ``app``
-UNKNOWN = "nor a module package.module that can be imported and has METHOD"
 
 
 def known_apps() -> tuple[str, ...]:
@@ -51,14 +50,10 @@ def schema_of(app: str, allowed: Collection[str] | None = None) -> type[RunConfi
     if app in SHIPPED:
         module, name = _shipped(app)
         return cast("type[RunConfig]", getattr(import_module(module), name))
-    if app in GIVEN:
-        return method_named(app).schema
-    if app not in announced() and allowed is not None and app not in allowed:
+    if app not in GIVEN and app not in announced() and allowed is not None and app not in allowed:
         why = "this SuperNode's node config allows no such module"
-        advice = f"Whoever runs the SuperNode can allow it with --node-config 'methods=\"{app}\"'"
-        named = ", ".join(sorted(allowed)) or "none"
-        error = _none_of(app, f"and {why} (methods: {named}). {advice}")
-        raise told(error, f"app: {show(app)}: {why}")
+        allows = f"methods={','.join(sorted(allowed))!r}"
+        raise told(_refused(app, f"{why} ({allows})"), f"app: {show(app)}: {why}")
     return method_named(app).schema
 
 
@@ -75,17 +70,10 @@ def method_named(app: str) -> Method[RunConfig, RoundLoop]:
     if app in GIVEN:
         return cast("Method[RunConfig, RoundLoop]", GIVEN[app].METHOD)
     name = announced().get(app, app)
-    is_module = name != app or all(part.isidentifier() for part in name.split("."))
     try:
-        if not is_module:
-            raise ModuleNotFoundError(name=name)
-        module = import_module(name)
+        return _method_in(import_module(name))
     except Exception as error:  # any error of the foreign module
-        missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
-        if missing and name == app and f"{name}.".startswith(f"{missing}."):
-            raise _none_of(app) from error
-        raise _broken(app, name, error) from error
-    return _method_in(module, app)
+        raise _refused(app, f"the module {name}: {type(error).__name__}: {error}") from error
 
 
 def give_file(path: Path) -> str:
@@ -101,16 +89,14 @@ def give_file(path: Path) -> str:
     sys.modules[path.stem] = module  # where dataclasses look up their annotations
     try:
         spec.loader.exec_module(module)
-        method = _method_in(module, str(path))
+        name = _method_in(module).name
     except Exception as error:  # any error of the user's module
         del sys.modules[path.stem]
-        if type(error) is ConfigError:
-            raise
-        raise _broken(str(path), path.stem, error) from error
-    if method.name in SHIPPED:
-        raise ConfigError(f"--app {path}: METHOD.name {method.name!r} is a method that ships")
-    GIVEN[method.name] = module
-    return method.name
+        raise ConfigError(f"--app {path}: {type(error).__name__}: {error}") from error
+    if name in SHIPPED:
+        raise ConfigError(f"--app {path}: METHOD.name {name!r} is a method that ships")
+    GIVEN[name] = module
+    return name
 
 
 def _shipped(app: str) -> tuple[str, str]:
@@ -118,22 +104,16 @@ def _shipped(app: str) -> tuple[str, str]:
     return f"flower_graph.strategies.{module}", name
 
 
-def _method_in(module: ModuleType, app: str) -> Method[RunConfig, RoundLoop]:
+def _method_in(module: ModuleType) -> Method[RunConfig, RoundLoop]:
     from flower_graph.method.base import Method
 
     result = getattr(module, "METHOD", None)
     if not isinstance(result, Method):
-        what = f"the module {module.__name__} has METHOD = {result!r:.60}"
-        raise ConfigError(f"app: {show(app)}: {what}; it must be a flower_graph.method.Method")
+        raise TypeError(f"METHOD is {result!r:.60}, no flower_graph.method.Method")
     return result
 
 
-def _broken(app: str, name: str, error: Exception) -> ConfigError:
-    why = f"{type(error).__name__}: {error}"
-    return ConfigError(f"app: {show(app)}: the module {name} cannot be imported ({why})")
-
-
-def _none_of(app: str, why: str = UNKNOWN) -> ConfigError:
+def _refused(app: str, why: str) -> ConfigError:
     close = nearest(app, known_apps())
     hint = f"; did you mean {close}?" if close else ""
-    return ConfigError(f"app: {show(app)} is not one of {', '.join(known_apps())}, {why}{hint}")
+    return ConfigError(f"app: {show(app)} is not one of {', '.join(known_apps())}; {why}{hint}")

@@ -5,7 +5,7 @@ Only ``Run.predict``, which uses the run's method, needs Flower.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from flower_graph.config import foreign
 from flower_graph.config.foreign import NOBODY, Trust
 from flower_graph.data.description import DataForm, NewGraph, new_graph
-from flower_graph.errors import OutputError
+from flower_graph.errors import OutputError, brief
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
 from flower_graph.outputs.build import build_module
@@ -27,7 +27,6 @@ from flower_graph.outputs.files import (
     Rounds,
     Rows,
     SavedModels,
-    listed,
     read_models,
 )
 from flower_graph.records.rounds import read_reports
@@ -81,15 +80,15 @@ class Run:
     @cached_property
     def result(self) -> dict[str, object]:
         """The content of ``result.json``; for several seeds of ``summary.json``."""
-        hint = "the run is not complete (`flower-graph run --resume` goes on with it)"
-        return _read_json(self.path / (foreign.SUMMARY if self._several else foreign.RESULT), hint)
+        name = foreign.SUMMARY if self._several else foreign.RESULT
+        return _read_mapping(self.path / name, "the run is not complete, or damaged")
 
     @cached_property
     def config(self) -> RunConfig:
         """The run's settings; for several seeds those of the first."""
         file = self.each[0].path / foreign.CONFIG
         if not file.is_file():
-            raise OutputError(f"{file}: there is no such file, so the settings are not known")
+            raise OutputError(f"{file}: there is no such file")
         return load_config(str(file), of_run=True, trust=replace(self._trust, reads=True))
 
     @cached_property
@@ -109,11 +108,9 @@ class Run:
     @property
     def kept_rounds(self) -> list[int]:
         """The round of predictions and models; several if clients kept different ones."""
-        rounds = set()
-        for file in [one / SAID for one in self._places if (one / SAID).is_file()]:
-            with reading(file, OutputError):
-                rounds.add(int(_read_json(file, "").get("round", 0)))
-        return sorted(rounds)
+        files = [one / SAID for one in self._places if (one / SAID).is_file()]
+        with reading(self.path, OutputError):
+            return sorted({int(_read_mapping(file).get("round", 0)) for file in files})
 
     def model(self, client: int | None = None) -> nn.Module:
         """Build a client's model, a plain PyTorch module, in evaluation mode.
@@ -181,28 +178,25 @@ class Run:
     def data(self) -> DataForm:
         """The form of new graphs: features, their treatment, classes."""
         path = self._one().path / foreign.DATA
-        record = _read_json(path, f"the form of new graphs is not known{self._why_none()}")
+        record = _read_mapping(path, "the form of new graphs is not known")
         with reading(path, OutputError, "damaged"):
             return DataForm.from_json(record)
 
     def _one(self) -> Run:
         if self._several:
-            one = f"seed-{min(self._several)}"
-            raise OutputError(f"{self.path}: runs of several seeds; name one, such as {one} in it")
+            raise OutputError(f"{self.path}: runs of several seeds; name one of its folders seed-N")
         return self
 
     def _rows(self, kind: type[T], client: int | None) -> T:
-        what = kind.FILE.partition(".")[0]
         parts = [part for part in map(kind.read, self._places) if part is not None]
         if not parts:
-            raise OutputError(f"{self.path}: no {what}{self._why_none()}")
+            raise self._none(Path(kind.FILE).stem)
         joined: T = kind.join(parts)
-        if client is not None and client not in joined.client:
-            clients: set[int] = {*joined.client.tolist()} - {NO_CLIENT}
-            whose = listed([*clients]) or "the server, of all nodes: name no client"
-            words = f"no {what} of it in {self.path}; there are those of {whose}"
-            raise OutputError(f"client {client}: {words}")
-        return joined if client is None else joined.of_client(client)
+        if client is None:
+            return joined
+        if client not in joined.client:
+            raise self._not_of(client, joined.client.tolist())
+        return joined.of_client(client)
 
     @cached_property
     def _places(self) -> list[Path]:
@@ -218,7 +212,7 @@ class Run:
     def all_saved(self) -> list[SavedModels]:
         """Return the models of all clients; ``OutputError`` if there are none."""
         if not self._models:
-            raise OutputError(f"{self.path}: no models{self._why_none()}")
+            raise self._none("models")
         return self._models
 
     def saved(self, client: int | None = None) -> tuple[SavedModels, int]:
@@ -229,16 +223,15 @@ class Run:
         forms, clients = self.all_saved(), self.clients
         if client is None and self.are_own:
             raise OutputError(
-                f"{self.path}: each client has a model of its own; say which "
-                f"(client=, --client): {listed(clients)}"
+                f"{self.path}: each client has a model of its own; say which (client=, --client): "
+                f"{brief(sorted(clients))}"
             )
         if client is None:
             client = NO_CLIENT if NO_CLIENT in clients else clients[0]
         for one in forms:
             if client in one.clients:
                 return one, client
-        words = f"no model of it in {self.path}; there are those of {listed(clients)}"
-        raise OutputError(f"client {client}: {words}")
+        raise self._not_of(client, clients)
 
     @property
     def clients(self) -> list[int]:
@@ -253,14 +246,15 @@ class Run:
         )
         return len(self.clients) > 1 and NO_CLIENT not in self.clients and not is_one_model
 
-    def _why_none(self) -> str:
+    def _none(self, what: str) -> OutputError:
+        why = "the run keeps none (save=), is not complete, or clients keep them where they live"
         if any((one / Embeddings.FILE).is_file() for one in self._places):
-            return ": what it learnt are embeddings (`run.embeddings(client)`)"
-        if not (self.path / foreign.RESULT).is_file() and (self.path / foreign.METRICS).is_file():
-            return ": the run is not complete"
-        with suppress(OutputError, ValueError):
-            return f": clients keep them where they live, if at all (save={self.config.save})"
-        return ""
+            why = "what it learnt are embeddings (`run.embeddings(client)`)"
+        return OutputError(f"{self.path}: no {what}: {why}")
+
+    def _not_of(self, client: int, clients: Iterable[int]) -> OutputError:
+        known = brief(sorted({*clients} - {NO_CLIENT}))
+        return OutputError(f"client {client}: {self.path} has those of clients {known}")
 
 
 def load_run(path: Path | str, *, trust: bool | Trust = False) -> Run:
@@ -300,12 +294,9 @@ def latest_in(data_folder: Path | str, *, trust: bool | Trust = False) -> Run:
     return load_run(max(runs, key=lambda one: (one.stat().st_mtime_ns, one.name)), trust=trust)
 
 
-def _read_json(path: Path, hint: str) -> Tree:
-    with reading(path, OutputError):
-        try:
-            content = read_json(path)
-        except FileNotFoundError as error:
-            raise OutputError(f"{path}: there is no such file: {hint}") from error
-    if not isinstance(content, dict):
-        raise OutputError(f"{path}: damaged (it is no mapping)")
-    return content
+def _read_mapping(path: Path, why: str = "damaged") -> Tree:
+    with reading(path, OutputError, why):
+        content = read_json(path)
+        if not isinstance(content, dict):
+            raise ValueError("it is no mapping")
+        return content

@@ -20,10 +20,10 @@ from torch.nn.parameter import is_lazy
 from flower_graph.config.common import NETWORKS
 from flower_graph.config.foreign import OTHERWISE, code_of_methods
 from flower_graph.config.rules import Rule, choice
-from flower_graph.errors import OutputError
+from flower_graph.errors import OutputError, brief
 from flower_graph.models import GCN, GCNPairs, PyGNetwork, SplitModel
 from flower_graph.outputs.files import SavedModels
-from flower_graph.storage.reading import reason
+from flower_graph.storage.reading import reading
 
 # The modules of this package's classes
 SHIPPED = re.compile(r"flower_graph\.(models|strategies\.[a-z_]+\.modules)", re.ASCII)
@@ -44,14 +44,13 @@ def whole(least: int, most: int) -> Rule:
 
 def mapping(rules: Mapping[str, Rule]) -> Rule:
     """Make the rule of arguments by name, each with a rule of its own."""
-
-    def admits(value: object) -> bool:
-        return isinstance(value, dict) and all(
-            name in rules and rules[name].admits(one) for name, one in value.items()
-        )
-
-    each = ", ".join(f"{name} ({rule.words})" for name, rule in rules.items())
-    return Rule(f"a mapping of {each}", admits)
+    return Rule(
+        "a mapping of " + ", ".join(f"{name} ({rule.words})" for name, rule in rules.items()),
+        lambda value: (
+            isinstance(value, dict)
+            and all(name in rules and rules[name].admits(one) for name, one in value.items())
+        ),
+    )
 
 
 WIDTH = whole(1, 2**24)
@@ -111,62 +110,44 @@ def build_module(saved: SavedModels, client: int | None = None) -> nn.Module:
 
     Its class is of this package, or of a method that the user has; others need trust.
     """
-    if not saved.clients:
-        raise OutputError(f"no client has a model among those of {saved.module}")
-    kind = _class_of(saved)
-    state = saved.state_dict(saved.clients[0] if client is None else client)
-    try:
+    # Any error of a class that gets unsuitable arguments or weights
+    why = "cannot be built of what was saved (`flower-graph docs new-method`)"
+    with reading(f"the model {saved.module}", OutputError, why):
+        if not saved.clients:
+            raise ValueError("it is no client's")
+        kind, arguments = _class_of(saved), saved.arguments
+        state = saved.state_dict(saved.clients[0] if client is None else client)
         rule = DECLARED.get(kind)
-        if rule is not None and not rule.admits(saved.arguments):
-            given = f"the model is a {saved.module} with {saved.arguments!r:.200}"
-            raise OutputError(f"{given}; allowed is {rule.words}")
-        try:
-            inspect.signature(kind).bind(**saved.arguments)
-        except TypeError as error:
-            raise OutputError(
-                f"the model is a {saved.module}: {error}: not all arguments were saved; let "
-                "`module` return a functools.partial of the class, or give the module an attribute "
-                "`arguments` (`flower-graph docs new-method`); its weights alone are "
-                "`saved.state_dict(client)`"
-            ) from error
-        _check_shapes(kind, saved.arguments, state)
-        module: nn.Module = kind(**saved.arguments)
+        if rule is not None and not rule.admits(arguments):
+            raise ValueError(f"arguments {brief(arguments, 200)}; allowed is {rule.words}")
+        _check_shapes(kind, arguments, state)
+        module: nn.Module = kind(**arguments)
         module.load_state_dict(state)
-    except OutputError:
-        raise
-    except Exception as error:  # any error of a class that gets unsuitable arguments
-        message = f"the weights are not those of a {saved.module}: {reason(error)}"
-        raise OutputError(message) from error
     return module.eval()
 
 
-def _class_of(saved: SavedModels) -> type[torch.nn.Module]:
-    module_name, _, name = str(saved.module).rpartition(".")
-    try:
-        if SHIPPED.fullmatch(module_name):
-            kind = getattr(import_module(module_name), name, None)  # the import declares
-            is_known = isinstance(kind, type) and kind in DECLARED
-        else:
-            module = code_of_methods(module_name)
-            kind = getattr(module, name, None)
-            # Classes that a method's module imports, such as PyG's Sequential, do not count.
-            is_known = module is not None and getattr(kind, "__module__", "") == module.__name__
-        if not is_known:
-            why = "which is neither a class that ships nor one of a method that you have"
-            refusal = OutputError(f"the model is a {saved.module}, {why}. {OTHERWISE}")
-            saved.trust.admit(saved.module, refusal)
-            kind = getattr(import_module(module_name), name)
-    except OutputError:
-        raise
-    except (ImportError, ValueError, AttributeError) as error:
-        raise OutputError(f"the model is a {saved.module}, which is not there: {error}") from error
+def _class_of(saved: SavedModels) -> type[nn.Module]:
+    module_name, _, name = saved.module.rpartition(".")
+    if SHIPPED.fullmatch(module_name):
+        kind = getattr(import_module(module_name), name)  # the import declares
+        is_known = isinstance(kind, type) and kind in DECLARED
+    else:
+        module = code_of_methods(module_name)
+        kind = getattr(module, name, None)
+        # Classes that a method's module imports, such as PyG's Sequential, do not count.
+        is_known = module is not None and getattr(kind, "__module__", "") == module.__name__
+    if not is_known:
+        why = "which is neither a class that ships nor one of a method that you have"
+        refusal = OutputError(f"the model is a {saved.module}, {why}. {OTHERWISE}")
+        saved.trust.admit(saved.module, refusal)
+        kind = getattr(import_module(module_name), name)
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise OutputError(f"the model is a {saved.module}, which is no torch.nn.Module")
+        raise ValueError("it is no torch.nn.Module")
     return kind
 
 
 def _check_shapes(
-    kind: type[torch.nn.Module], arguments: dict[str, object], state: dict[str, Tensor]
+    kind: type[nn.Module], arguments: dict[str, object], state: dict[str, Tensor]
 ) -> None:
     """Refuse arguments that do not fit the weights, before any memory is allocated."""
     try:
@@ -180,4 +161,4 @@ def _check_shapes(
         return  # a lazy module, which takes its shapes from the weights
     wanted = {name: value.shape for name, value in made.state_dict().items()}
     if wanted != {name: value.shape for name, value in state.items()}:
-        raise RuntimeError(f"they have other names or shapes than its own with {arguments}")
+        raise ValueError(f"weights have other names or shapes than its own with {arguments}")

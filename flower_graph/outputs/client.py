@@ -97,7 +97,7 @@ class KeptFolder:
         """Keep a snapshot that the server may call the best; only the newest such."""
         for old in self._snapshots.glob(f"{CANDIDATE}-*"):
             remove_folder(old)
-        self._write(self._snapshots / f"{CANDIDATE}-{server_round}", take())
+        self._write(self._snapshots / f"{CANDIDATE}-{server_round}", take)
 
     def hold(self, request: KeepRequest, take: Take) -> None:
         """Keep the snapshots of the best round so far and of protected rounds."""
@@ -108,10 +108,10 @@ class KeptFolder:
         if candidate.is_dir():
             move(candidate, target)
         else:
-            self._write(target, take())
+            self._write(target, take)
         keep_rounds(self._snapshots, (number, *request.protected))
 
-    def figures(self, request: KeepRequest, traffic: dict[str, int]) -> None:
+    def figures(self, request: KeepRequest, traffic: Mapping[str, int]) -> None:
         """Write the measurements; ``traffic``: all clients' bytes since the last ones."""
         rows = self.log.read(request.server_round)
         if rows.size:
@@ -122,20 +122,20 @@ class KeptFolder:
             write_figures(self.folder, rows, at, request.every)
 
     def finish(self, request: KeepRequest, take: Take) -> str:
-        """Write the final files; return the differences from the request, or nothing."""
-        last, missing = request.server_round, ""
-        wanted = request.best_round or last if request.keep == BEST else last
-        held = round_folder(self._snapshots, wanted)
-        if held.is_dir() and request.keep == BEST:
+        """Write the final files; return the difference from the request, or nothing."""
+        last, wanted = request.server_round, request.best_round
+        held, missing = round_folder(self._snapshots, wanted), ""
+        kept = wanted if request.keep == BEST and wanted and held.is_dir() else last
+        if kept != last:
             for path in held.iterdir():
                 copy_file(path, self.folder / path.name)
         else:
-            if wanted != last:
+            if request.keep == BEST and wanted not in (0, last):
                 missing = f"round {wanted}, the best, is not held; what is kept is of round {last}"
                 LOG.warning("%s: %s", self.folder, missing)
-            self._write(self.folder, take())
-        about = {"run": request.run, "round": last if missing else wanted, "last-round": last}
-        about |= {"best-round": request.best_round, "keep": request.keep, "save": request.save}
+            self._write(self.folder, take)
+        about = {"run": request.run, "round": kept, "last-round": last, "best-round": wanted}
+        about |= {"keep": request.keep, "save": request.save}
         with replaced(self.folder / SAID) as stream:
             stream.write(f"{json.dumps(about, indent=1)}\n".encode())
         if not request.protected:  # otherwise the run may be resumed
@@ -143,8 +143,8 @@ class KeptFolder:
             remove(self.folder / LOG_FILE)
         return missing
 
-    def _write(self, folder: Path, snapshot: Snapshot) -> None:
-        (snapshot if self._save == ALL else snapshot._replace(models=())).write(folder)
+    def _write(self, folder: Path, take: Take) -> None:
+        (take() if self._save == ALL else take()._replace(models=())).write(folder)
 
 
 NAME = "outputs"  # in Context.state
@@ -190,38 +190,40 @@ class ClientOutputs:
         number) are ``[c]``; ``accuracy`` is ``[c, 3]``, of training, validation and test nodes, NaN
         where a client has none.
         """
-        record, count = self._record, len(np.asarray(accuracy))
-        if record:
+        if record := self._record:
+            count = len(np.asarray(accuracy))
             traffic = int(record[UP]) / count, int(record[DOWN]) / count
             record.update({UP: 0, DOWN: 0})
             figures = {"loss": loss, "accuracy": accuracy, "nodes": nodes}
-            self._kept().log.add(server_round, clients, **figures, traffic=traffic)
+            kept = self._kept(record["run"], record["save"])
+            kept.log.add(server_round, clients, **figures, traffic=traffic)
 
-    def candidate(self, server_round: int, snapshot: Callable[[], Snapshot]) -> None:
+    def candidate(self, server_round: int, snapshot: Take) -> None:
         """Keep a snapshot of the round that was just measured, if the run keeps its best round.
 
         Clients that measure and train in one message call this between the two.
         """
-        if self._record.get("keep") == BEST:
-            self._kept().candidate(server_round, snapshot)
+        record = self._record
+        if record.get("keep") == BEST:
+            self._kept(record["run"], record["save"]).candidate(server_round, snapshot)
 
-    def keep(self, request: KeepRequest, snapshot: Callable[[], Snapshot]) -> str:
+    def keep(self, request: KeepRequest, snapshot: Take) -> str:
         """Carry out the server's request; return why it failed, or an empty string."""
-        about = {"run": request.run, "keep": request.keep, "save": request.save}
+        kept = self._kept(request.run, request.save)
         if request.action == BEGIN:
             from flwr.app import ConfigRecord
 
-            self._kept(about).begin(request.server_round)
+            kept.begin(request.server_round)
+            about = {"run": request.run, "keep": request.keep, "save": request.save}
             self._context.state[NAME] = ConfigRecord({**about, UP: 0, DOWN: 0})
         elif self._record.get("run") != request.run:
             raise StateLostError("the unfinished outputs of this run are gone")
         elif request.action == SNAPSHOT:
-            self._kept().hold(request, snapshot)
+            kept.hold(request, snapshot)
         else:
             # Figures first, since they need no model
-            traffic = {way: int(self._record[way]) for way in (UP, DOWN)}
-            self._kept().figures(request, traffic)
-            missing = self._kept().finish(request, snapshot)
+            kept.figures(request, {way: int(self._record[way]) for way in (UP, DOWN)})
+            missing = kept.finish(request, snapshot)
             self._context.state.pop(NAME)
             return missing
         return ""
@@ -230,8 +232,7 @@ class ClientOutputs:
     def _record(self) -> Any:  # what began; empty if nothing did
         return self._context.state.config_records.get(NAME, {})
 
-    def _kept(self, about: Mapping[str, str] | None = None) -> KeptFolder:
-        run, save = ((about or self._record)[name] for name in ("run", "save"))
+    def _kept(self, run: str, save: str) -> KeptFolder:
         folder = own_outputs(self._context, run)
         if folder is None:
             if self._shared is None:

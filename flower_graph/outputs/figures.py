@@ -141,7 +141,7 @@ def spread(path: Path) -> dict[str, object]:
             with reading(path, OutputError):
                 values = np.sort(texts.to_numpy(float))
             if values.size:
-                worst = values[: math.ceil(values.size / 10)].mean()
-                entry = {"worst-tenth": float(worst), "deviation": float(values.std())}
+                worst = float(values[: math.ceil(values.size / 10)].mean())
+                entry = {"worst-tenth": worst, "deviation": float(values.std())}
                 result.setdefault(at, {})[role] = entry
     return dict(result)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from flower_graph.config.foreign import NOBODY, Trust
 from flower_graph.data.graph import ClientGraph, called
-from flower_graph.errors import OutputError
+from flower_graph.errors import OutputError, brief
 from flower_graph.storage.formats import read_arrays, read_tensors, write_tensors
 from flower_graph.storage.reading import Tree, read_json, reading
 from flower_graph.storage.writing import private_folder, remove, replaced, saying
@@ -30,22 +30,10 @@ from flower_graph.wire.keys import ROLES
 
 NO_CLIENT = -1  # client number of the server's own rows
 NODE_ROLES = ("none", *ROLES)  # a node may have no role
-SHOWN = 10  # rows and columns of a table in a notebook
-LISTED = 8  # most clients that an error lists
 Numbers = NDArray[Any]
 
 
-class Framed:
-    """Base of what notebooks show as a data frame."""
-
-    def to_pandas(self) -> Any:  # a data frame
-        raise NotImplementedError
-
-    def _repr_html_(self) -> str:
-        return str(self.to_pandas().to_html(max_rows=SHOWN, max_cols=SHOWN))
-
-
-class Rounds(Framed, list[dict[str, object]]):
+class Rounds(list[dict[str, object]]):
     """The lines of ``metrics.jsonl``: a mapping for each round."""
 
     def __repr__(self) -> str:
@@ -109,7 +97,7 @@ class Rows:
 
 
 @dataclass(repr=False)
-class Predictions(Rows, Framed):
+class Predictions(Rows):
     """Predictions: one row for each node of each client.
 
     Attributes
@@ -280,13 +268,6 @@ def predictions_from(
     )
 
 
-def listed(clients: Sequence[int]) -> str:
-    """Write clients' numbers, of many the first and the last."""
-    numbers = sorted(set(clients))
-    shown = ", ".join(map(str, numbers[:LISTED]))
-    return shown if len(numbers) <= LISTED else f"{shown}, ... {numbers[-1]}"
-
-
 def role_of(train: Tensor, val: Tensor, test: Tensor) -> Numbers:
     """Return the indices in ``NODE_ROLES`` of nodes ``[n]``, from their masks."""
     result = np.zeros(len(train), np.int8)
@@ -311,18 +292,18 @@ def check_columns(arrays: Mapping[str, Any]) -> None:
     most = {"role": len(NODE_ROLES)}
     if "classes" in arrays:
         most |= dict.fromkeys(("predicted", "label"), len(arrays["classes"]))
-    kinds = {arrays[name].dtype.kind == "f" for name in ("predicted", "label") if name in arrays}
-    if len(kinds) > 1 or (True in kinds and "classes" in arrays):
-        raise ValueError("predicted, label and classes are partly of classes, partly of numbers")
     for name, values in arrays.items():
         is_column = values.dtype.kind in COLUMNS.get(name, "")
         is_column &= values.ndim == (2 if name == "embeddings" else 1)
         is_column &= name == "classes" or len(values) == len(arrays["client"])
+        is_column &= values.dtype.kind == "i" or name not in most
         if is_column and values.dtype.kind in "iu" and name not in ("node", "other"):
             least = 0 if name == "role" else -1
             is_column = bool(((values >= least) & (values < most.get(name, np.inf))).all())
         if not is_column:
             raise ValueError(f"{name}: {values.dtype} {list(values.shape)} is no such column")
+    if "label" in arrays and arrays["label"].dtype.kind != arrays["predicted"].dtype.kind:
+        raise ValueError("predicted and label are partly of classes, partly of numbers")
 
 
 KINDS = ("shared", "own", "rows")  # of the tensors' names if models have several forms
@@ -387,7 +368,7 @@ class SavedModels:
     def state_dict(self, client: int) -> dict[str, Tensor]:
         """Return one client's dense weights, as its module takes them."""
         if client not in self.clients:
-            raise OutputError(f"client {client}: no model of it; there are {listed(self.clients)}")
+            raise OutputError(f"client {client}: no model of it; there are {brief(self.clients)}")
         index = self.clients.index(client)
         state = dict(self.shared) | {name: value[index] for name, value in self.own.items()}
         if self.rows is not None:
@@ -504,28 +485,27 @@ def as_text(text: str) -> str:
 
 
 def _write_models(folder: Path, models: Sequence[SavedModels]) -> None:
-    clients = [client for one in models for client in one.clients]
-    if len(clients) == 1:
-        (one,) = (one for one in models if one.clients)
-        tensors, stem = one.state_dict(clients[0]), ONE
-        entries: Any = {"module": one.module, "arguments": one.arguments, "client": clients[0]}
-    else:
-        tensors, stem, entries = {}, SEVERAL, []
-        for number, one in enumerate(models):
-            entry = {"module": one.module, "arguments": one.arguments, "clients": one.clients}
-            parts = [one.shared, one.own]
-            if (rows := one.rows) is not None:
-                parts.append({"values": rows.values, "feature": rows.feature, "ptr": rows.ptr})
-                entry["rows"] = {"name": rows.name, "transposed": rows.transposed}
-            for kind, part in zip(KINDS, parts, strict=False):
-                tensors |= {f"{number}/{kind}/{name}": value for name, value in part.items()}
-            entries.append(entry)
-    other = SEVERAL if stem == ONE else ONE
+    models = [one for one in models if one.clients]
+    is_one = [len(one.clients) for one in models] == [1]
+    tensors, entries = dict[str, Tensor](), list[Tree]()
+    for number, one in enumerate(models):
+        entry = {"module": one.module, "arguments": one.arguments, "clients": one.clients}
+        parts = {"shared": one.shared, "own": one.own}
+        if is_one:
+            parts = {"shared": one.state_dict(one.clients[0])}
+        elif (rows := one.rows) is not None:
+            parts["rows"] = {"values": rows.values, "feature": rows.feature, "ptr": rows.ptr}
+            entry["rows"] = {"name": rows.name, "transposed": rows.transposed}
+        for kind, part in parts.items():
+            prefix = "" if is_one else f"{number}/{kind}/"
+            tensors |= {f"{prefix}{name}": value for name, value in part.items()}
+        entries.append(entry)
+    stem, other = (ONE, SEVERAL) if is_one else (SEVERAL, ONE)
     with replaced(folder / f"{stem}.safetensors") as stream:
         write_tensors(stream, apart(tensors))
     with replaced(folder / f"{stem}.json") as stream:
         # On one line, which is written at once: a line for each of many clients takes seconds
-        stream.write(f"{json.dumps(entries)}\n".encode())
+        stream.write(f"{json.dumps(entries[0] if is_one else entries)}\n".encode())
     for ending in ("safetensors", "json"):
         remove(folder / f"{other}.{ending}")
 
@@ -552,19 +532,16 @@ def read_models(folder: Path) -> list[SavedModels]:
         return []
     path = folder / f"{stem}.json"
     with reading(path, OutputError, "not models of a run"):
-        entries = read_json(path)
         tensors, _ = read_tensors(folder / f"{stem}.safetensors")
-        if stem == ONE:
-            tensors = {f"0/shared/{name}": value for name, value in tensors.items()}
-            entries = [{**entries, "clients": [entries["client"]]}]
         parts: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
-            number, kind, key = name.split("/", 2)
+            number, kind, key = (f"0/shared/{name}" if stem == ONE else name).split("/", 2)
             parts.setdefault(f"{number}/{kind}", {})[key] = tensor
         models = []
-        for index, entry in enumerate(entries):
+        content = read_json(path)
+        for index, entry in enumerate([content] if stem == ONE else content):
             shared, own, in_rows = (parts.get(f"{index}/{kind}", {}) for kind in KINDS)
-            rows = None if entry.get("rows") is None else SparseRows(**{**entry["rows"], **in_rows})
+            rows = SparseRows(**{**entry["rows"], **in_rows}) if "rows" in entry else None
             about = entry["module"], entry["arguments"], entry["clients"]
             models.append(SavedModels(*about, shared, own, rows))
             models[-1].check()

@@ -107,8 +107,6 @@ def versions() -> dict[str, str | None]:
 
 def summarise(out: Path, results: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """Put the results of several seeds together and write ``summary.json``."""
-    if not results:
-        raise ValueError("results: none given; at least one is needed")
     summary: dict[str, object] = join([plain(result) for result in results])
     write_json(out / SUMMARY, summary)
     return summary

@@ -6,17 +6,16 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from flower_graph.config.schema import flatten
 from flower_graph.errors import OutputError, one_line
-from flower_graph.records.rounds import WAYS, RoundReport
+from flower_graph.records.rounds import RoundReport
 from flower_graph.storage.files import write_json
 from flower_graph.storage.reading import Tree, read_json, reading
 from flower_graph.storage.writing import make_folder
-from flower_graph.wire.keys import ROLES
 
 LOG = logging.getLogger(__name__)
 PROJECT = "flower-graph"  # the experiment or project that runs are listed in
@@ -24,8 +23,6 @@ IDS = "trackers.json"  # in a run's folder: the names that trackers gave to the 
 FOLDER = "tensorboard"  # in a run's folder: TensorBoard's event files
 PATHS = ("/", "~", ".")  # how they begin
 SECRET = ("data.root", "strategy.registry")  # where files of this machine lie
-PLAIN = ["loss", "cross_entropy", "regulariser", *(f"{role}_accuracy" for role in ROLES)]
-PLAIN += ["asked", "answered", "seconds"]
 DEFAULTS = {
     # A server that is away holds up one round by seconds, not each by minutes; files need none.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -77,8 +74,7 @@ class TensorBoard(Tracker):
         self._writer.flush()
 
     def finish(self, final: Mapping[str, float] | None) -> None:
-        """End the record; the tab HPARAMS compares settings and final figures of runs."""
-        if final is not None:
+        if final is not None:  # the tab HPARAMS compares settings and final figures of runs
             settings = {key: str(value) for key, value in self.settings.items()}
             self._writer.add_hparams(settings, final, run_name=".")
         self._writer.close()
@@ -134,6 +130,8 @@ class WeightsAndBiases(Tracker):
         import wandb
 
         self.identity = self.identity or secrets.token_hex(4)
+        # By default it sends the command, the machine's name and figures, code and output
+        quiet = dict.fromkeys(("silent", "disable_code", "disable_git", "x_disable_meta"), True)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or PROJECT,
             id=self.identity,
@@ -143,16 +141,7 @@ class WeightsAndBiases(Tracker):
             dir=str(self.out),
             resume="allow",
             reinit="create_new",
-            # By default it sends the command, the machine's name and figures, code and output.
-            settings=wandb.Settings(
-                console="off",
-                disable_code=True,
-                disable_git=True,
-                save_code=False,
-                silent=True,
-                x_disable_meta=True,
-                x_disable_stats=True,
-            ),
+            settings=wandb.Settings(console="off", x_disable_stats=True, **quiet),
         )
         # Its own steps only grow, and a resumed run does some rounds again.
         self._run.define_metric("*", step_metric="round")
@@ -185,12 +174,12 @@ class Trackers:
         names, self._waiting = self._waiting, ()
         if names:
             self._start(names, report.round)
-        self._call("log", report.round, figures_of(report))
+        # Participants' names and reasons are no numbers
+        self._call("log", report.round, numbers(flatten(report.to_record())))
 
     def finish(self, result: Mapping[str, object] | None) -> None:
-        figures = _finite(result or {}).items()
-        final = None if result is None else {f"final/{name}": value for name, value in figures}
-        self._call("finish", final)
+        entries = () if result is None else ((f"final/{k}", one) for k, one in result.items())
+        self._call("finish", None if result is None else numbers(entries))
         self._active = {}
 
     def _start(self, names: Sequence[str], first_round: int) -> None:
@@ -218,31 +207,19 @@ class Trackers:
             try:
                 getattr(tracker, action)(*given)
             except Exception as error:
-                words = one_line(str(error))
-                if "@" in words:  # an address, perhaps with a password
-                    words = ""
-                words = f"{type(error).__name__}: {words}".removesuffix(": ")
-                LOG.warning("track: %s failed and is left out from here on: %s", name, words)
+                # An address may have a password
+                words = "" if "@" in str(error) else f": {one_line(str(error))}"
+                why = f"{type(error).__name__}{words}"
+                LOG.warning("track: %s failed and is left out from here on: %s", name, why)
                 del self._active[name]
 
 
-def figures_of(report: RoundReport) -> dict[str, float]:
-    """Return the measured figures of a round by name, without clients' names and errors."""
-    names = {name.replace("_", "-"): getattr(report, name) for name in PLAIN}
-    names["rejected"] = len(report.rejected)
-    names |= {f"bytes/{way}": sum(report.bytes.get(way, {}).values()) for way in WAYS}
-    for group in ("structure", "alignment", "privacy"):
-        names |= {f"{group}/{name}": value for name, value in getattr(report, group).items()}
-    for metric, by_role in report.scores.items():
-        names |= {f"{metric}/{role}": value for role, value in by_role.items()}
-    return _finite(names)
-
-
-def _finite(figures: Mapping[str, object]) -> dict[str, float]:
+def numbers(entries: Iterable[tuple[str, object]]) -> dict[str, float]:
+    """Return the entries that are finite numbers; dots in their names become slashes."""
     return {
-        name: float(value)
-        for name, value in figures.items()
-        if isinstance(value, (int, float)) and type(value) is not bool and math.isfinite(value)
+        name.replace(".", "/"): float(value)
+        for name, value in entries
+        if isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)
     }
 
 

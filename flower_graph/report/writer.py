@@ -18,7 +18,6 @@ from flower_graph.errors import CheckpointError, OutputError
 from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.report.result import BASELINES, best_round, make_result, metrics_of, tested
 from flower_graph.storage import files
-from flower_graph.storage.reading import Tree
 from flower_graph.storage.writing import remove, remove_folder, replaced, saying, written
 
 LOG = logging.getLogger(__name__)
@@ -26,14 +25,14 @@ RISE = 10  # a loss above the lowest so far times this, and above the first, is 
 
 
 class RunWriter:
-    """The output folder of one run."""
+    """The output folder of one run; ``resume_round`` gives the last round of a checkpoint."""
 
     def __init__(
         self,
         out: Path,
         config: Mapping[str, object],
         *,
-        resume_round: int | Callable[[], int] | None = None,
+        resume_round: Callable[[], int] | None = None,
         steadying: Sequence[str] = (),
         title: str = "",
     ) -> None:
@@ -48,7 +47,7 @@ class RunWriter:
         self._resumed = resume_round is not None
         try:
             # Checked once the folder is locked: until then another run may write rounds there.
-            if last := resume_round() if callable(resume_round) else resume_round:
+            if resume_round is not None and (last := resume_round()):
                 # A run that stopped in its first round may have no such file.
                 self.reports = [one for one in read_reports(self.metrics) if one.round <= last]
                 if [report.round for report in self.reports] != list(range(1, last + 1)):
@@ -57,17 +56,12 @@ class RunWriter:
         except (OutputError, CheckpointError):
             self.close()
             raise
-        self._started = time.perf_counter() - sum(one.seconds for one in self.reports)
+        self._begun, self._spent = time.perf_counter(), 0.0  # seconds of the rounds before
 
     def write_round(self, report: RoundReport) -> None:
         """Append one round to ``metrics.jsonl``; give this to a strategy as ``on_round``."""
-        if self._resumed and not self._has_written:
-            # The checkpoint that was taken may be older than the last one.
-            while self.reports and self.reports[-1].round >= report.round:
-                self._started += self.reports.pop().seconds
-        assert not self.reports or report.round > self.reports[-1].round
+        self._take_over(report.round)
         self._warn_of_loss(report)
-        self._take_over()
         files.append_line(self.metrics, report.to_record())
         self.reports.append(report)
 
@@ -75,12 +69,11 @@ class RunWriter:
         self, final: Mapping[str, object], state: Mapping[str, object] | None = None
     ) -> dict[str, object]:
         """Write ``weights.safetensors``, ``result.json`` and, last, the pictures."""
-        # Of two rounds or more ``curves.png`` and, if a round has the participants,
-        # ``participation.png``.
         if not self.reports:
             raise OutputError(f"{self.out}: no round was run, so there is no result to write")
         self._take_over()
-        made = make_result(self.config, self.reports, time.perf_counter() - self._started)
+        seconds = self._spent + time.perf_counter() - self._begun
+        made = make_result(self.config, self.reports, seconds)
         result: dict[str, object] = files.plain({**made, **final})
         if state:
             import torch
@@ -109,32 +102,41 @@ class RunWriter:
         self._folder.close()
 
     def _draw(self, baselines: Mapping[str, float]) -> None:
-        out, reports, title = self.out, self.reports, _title(self.config)
-        best = best_round(reports, metrics_of(self.config)[0]) or reports[-1]
-        if len(reports) < 2 and not best.confusion:
+        out, reports, config = self.out, self.reports, self.config
+        best = best_round(reports, metrics_of(config)[0]) or reports[-1]
+        if len(reports) < 2 and not best.confusion:  # one round alone is no curve
             return
         # Imported here: it takes as long as a short run, and these do without.
         from flower_graph.report.plots import draw_confusion, draw_participation, plot, save_curves
 
+        # Only what differs within a method is named: its models or its strategies
+        data, model, strategy = (
+            config.get(key, {}).get("name") for key in ("data", "model", "strategy")
+        )
+        named = config.get("app"), data, model or strategy, f"seed {config.get('seed')}"
+        title = " · ".join(str(part) for part in named if part)
         if best.confusion:
             confusion = partial(draw_confusion, nodes=best.confusion)
             about = f"{title} · test, round {best.round}"
             plot(out / "confusion.png", [[confusion]], about, size=(5.2, 4.4))
-        if len(reports) < 2:  # one round alone is no curve
+        if len(reports) < 2:
             return
         save_curves(out / "curves.png", reports, title=title, baselines=baselines)
         if any(report.participation for report in reports):
             who = partial(draw_participation, reports=reports)
             plot(out / "participation.png", [[who]], title)
 
-    def _take_over(self) -> None:
-        """Write the settings, and cut a resumed run's files back to its checkpoint."""
+    def _take_over(self, server_round: float = math.inf) -> None:
+        """Write the settings, and cut a resumed run's files back to the round before this one."""
         # Called with the first round, not earlier: a new run that fails before leaves no file, and
         # if a checkpoint of other settings is refused, the old run's files must stay as they were.
         if self._has_written:
             return
         self._has_written = True
         if self._resumed:
+            # The checkpoint that was taken may be older than the last one
+            self.reports = [one for one in self.reports if one.round < server_round]
+            self._spent = sum(one.seconds for one in self.reports)
             remove(self.out / RESULT)
             with written(self.metrics) as stream:
                 stream.writelines(files.json_line(report.to_record()) for report in self.reports)
@@ -142,19 +144,16 @@ class RunWriter:
 
     def _warn_of_loss(self, report: RoundReport) -> None:
         """Warn once if the loss rises tenfold or is not a number; name settings to change."""
-        earlier, words, when = [one.loss for one in self.reports if math.isfinite(one.loss)], "", ""
+        earlier = [one.loss for one in self.reports if math.isfinite(one.loss)]
         if not math.isfinite(report.loss):
-            if not report.privacy:  # under a budget clients may withhold their losses
-                words = f"is {report.loss}; files have null for it"
-        elif earlier and report.loss > max(earlier[0], RISE * min(earlier)):
-            first = self.reports[0].round
-            words = f"rose to {report.loss:.4g} from {earlier[0]:.4g} in round {first}"
-            # The first steps may overshoot and come back, as those of `nfedgnn/cora` do.
-            when = "if it does not fall again, "
-        if words and not self._has_warned:
+            is_bad = not report.privacy  # under a budget clients may withhold their losses
+        else:
+            is_bad = bool(earlier) and report.loss > max(earlier[0], RISE * min(earlier))
+        if is_bad and not self._has_warned:
             self._has_warned = True
-            advice = f"; {when}lower {self._steadying}" if self._steadying else ""
-            LOG.warning("round %d: the loss %s%s", report.round, words, advice)
+            # The first steps may overshoot and come back, as those of `nfedgnn/cora` do
+            advice = f"; if it stays so, lower {self._steadying}" if self._steadying else ""
+            LOG.warning("round %d: the loss is %.4g%s", report.round, report.loss, advice)
 
 
 def write_config(folder: Path, config: Mapping[str, object], title: str = "") -> None:
@@ -170,16 +169,6 @@ def write_config(folder: Path, config: Mapping[str, object], title: str = "") ->
 
 def write_data_form(folder: Path, form: DataForm | None) -> None:
     """Write the form of new graphs, if it is known, readable by its owner alone."""
-    if form is None:
-        return
-    with saying(folder / DATA), replaced(folder / DATA) as stream:
-        stream.write(f"{json.dumps(form.to_json())}\n".encode())
-
-
-def _title(config: Tree) -> str:
-    data, model, strategy = (
-        config.get(key, {}).get("name") for key in ("data", "model", "strategy")
-    )
-    # Only what differs within a method is named: its models or its strategies.
-    named = " · ".join(str(part) for part in (config.get("app"), data, model or strategy) if part)
-    return f"{named} · seed {config['seed']}" if "seed" in config else named
+    if form is not None:
+        with saying(folder / DATA), replaced(folder / DATA) as stream:
+            stream.write(f"{json.dumps(form.to_json())}\n".encode())

@@ -139,10 +139,10 @@ def test_a_shipped_name_is_never_looked_for_elsewhere(strangers, monkeypatch):
     [
         (MINE, "strangers.nobody", "app: 'strangers.nobody'"),
         (MINE, "no module", "app: 'no module'"),
-        ("import nothing_of_this_name", "", "(ModuleNotFoundError: No module named"),
-        ("1 / 0", "", "cannot be imported (ZeroDivisionError: division by zero)"),
+        ("import nothing_of_this_name", "", "ModuleNotFoundError: No module named"),
+        ("1 / 0", "", "ZeroDivisionError: division by zero"),
         ("x = 1", "", "the module strangers.mine"),
-        ("METHOD = 3", "", "has METHOD = 3"),
+        ("METHOD = 3", "", "METHOD is 3"),
     ],
 )
 def test_an_unfit_module_is_told(text, app, complaint, tmp_path, strangers):
@@ -273,14 +273,14 @@ SECURE = "overrides='strategy.alignment=secure'"
 OVER_ALL = "overrides='strategy.average_over=all'"
 # What is given, and the key that is blamed: of the run config, of the settings, or only the latter
 BAD = {
-    "local-epochs=2": "local-epochs in the run config: strategy.local_epochs",
-    "config='ppfl/cora-linqs-gat' learning-rate=0.1": "learning-rate in the run config",
-    "num-server-rounds=0": "num-server-rounds in the run config: rounds: 0",
-    "num-server-rounds='ten'": "num-server-rounds in the run config: rounds: 'ten'",
-    "fraction-train=1.5": "fraction-train in the run config: strategy.participation: 1.5",
-    "strategy-name='fedavg'": "strategy-name in the run config: strategy.name: 'fedavg'",
-    f"config='nfedgnn/cora-averaged' fraction-train=0.5 {OVER_ALL}": "fraction-train in the run",
-    f"config='ppfl/cora-linqs-gat' fraction-train=0.5 {SECURE}": "fraction-train in the run config",
+    "local-epochs=2": "strategy.local_epochs",
+    "config='ppfl/cora-linqs-gat' learning-rate=0.1": "strategy.learning_rate",
+    "num-server-rounds=0": "rounds: 0",
+    "num-server-rounds='ten'": "rounds: 'ten'",
+    "fraction-train=1.5": "strategy.participation: 1.5",
+    "strategy-name='fedavg'": "strategy.name: 'fedavg'",
+    f"config='nfedgnn/cora-averaged' fraction-train=0.5 {OVER_ALL}": "strategy.participation",
+    f"config='ppfl/cora-linqs-gat' fraction-train=0.5 {SECURE}": "strategy.participation",
     "num-server-rounds=2 overrides='rounds=2 strategy.nmae=x'": "strategy.nmae: ",
     "local-epochs=2 overrides='sede=1'": "sede: ",
 }

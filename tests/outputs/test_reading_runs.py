@@ -59,7 +59,7 @@ def test_several_seeds_and_a_data_folders_last_run(tmp_path: Path) -> None:
     run = fg.load_run(tmp_path)
     assert list(run.seeds) == [3, 10] and run.seeds[10].config.seed == 10
     assert run.result == {"test-accuracy": {"mean": 0.5}}
-    with pytest.raises(OutputError, match=r"seeds.*seed-3"):
+    with pytest.raises(OutputError, match=r"several seeds"):
         run.predictions()
     outputs = tmp_path / "data" / "outputs"
     shutil.copytree(tmp_path / "seed-3" / "clients" / "0", outputs / "b")
@@ -147,9 +147,9 @@ REFUSED: list[tuple[dict[str, Any] | None, str, list[str], str]] = [
     ({"x": NAN}, "", ONE, "x[1, 2]"),
     ({"y": ["cat", "cow", None]}, "", ONE, "'cow'"),
     ({"y": torch.tensor([0, 2, -1])}, "", ONE, "y[1] is 2"),
-    ({}, "", ["--client", "7"], "client 7: no model of it in"),
+    ({}, "", ["--client", "7"], "client 7: "),
     ({}, "", [], "--client"),
-    (None, "", ["--client", "7"], "there are those of 0, 1"),
+    (None, "", ["--client", "7"], "clients [0, 1]"),
     (None, "!predictions.npz", [], "not predictions of a run"),
     (None, "predictions.npz", [], "no predictions"),
     ({}, "model.safetensors", ONE, "not models of a run"),
