@@ -37,8 +37,12 @@ from flower_graph.method.trust import TrustSection
 from flower_graph.outputs.client import FINISH, KeepRequest, own_outputs
 from flower_graph.outputs.client import TYPE as KEEP
 from flower_graph.outputs.figures import merge_clients
-from flower_graph.privacy.accountant import announce_privacy, final_privacy, note_privacy
-from flower_graph.privacy.local import withhold_measurements
+from flower_graph.privacy.noise import (
+    announce_privacy,
+    final_privacy,
+    note_privacy,
+    withhold_measurements,
+)
 from flower_graph.records.rounds import RoundReport
 from flower_graph.records.warned import counted_warnings
 from flower_graph.report.result import describe_baselines

@@ -17,9 +17,17 @@ from statistics import fmean
 from flower_graph.apps.cli.run import default_folder
 from flower_graph.apps.cli.say import say, withheld
 from flower_graph.apps.run import check_run, make_server, making_grid
-from flower_graph.audit.attacks import Audit, RecordingGrid
-from flower_graph.audit.deviating import DeviatingGrid, Deviation, all_notes
-from flower_graph.audit.scores import EVERYWHERE, Finding, findings_of, page
+from flower_graph.audit.attacks import (
+    DEVIATING,
+    EVERYWHERE,
+    Audit,
+    Deviation,
+    Finding,
+    RecordingGrid,
+    findings_of,
+    page,
+)
+from flower_graph.audit.deviating import DeviatingGrid
 from flower_graph.config.common import RunConfig
 from flower_graph.config.rules import ABOVE_ZERO
 from flower_graph.errors import AlignmentError, ConfigError, NoClientsError, OutputError
@@ -147,8 +155,9 @@ def write_index(folder: Path) -> Path:
 
 def _notes(record: Tree) -> Sequence[str]:
     audit = method_named(record["app"]).audit()
-    tried = [finding["attack"] for finding in record["findings"]]
-    return all_notes(() if audit is None else audit.notes, tried)
+    notes = () if audit is None else audit.notes
+    lies = any(one["attack"].startswith("deviating server") for one in record["findings"])
+    return [*notes, *([DEVIATING] if lies else ())]
 
 
 def _audit(args: argparse.Namespace, plans: Sequence[Sequence[tuple[str, RunConfig]]]) -> Tree:

@@ -24,7 +24,7 @@ from flower_graph.apps.reproduce.table import (
     function,
 )
 from flower_graph.errors import ConfigError
-from flower_graph.privacy.accountant import spent as spent_privacy
+from flower_graph.privacy.noise import spent as spent_privacy
 from flower_graph.records.rounds import merit
 from flower_graph.report import plots
 from flower_graph.report.significance import (

@@ -1,25 +1,97 @@
-"""The audit's interface to a method, and a grid that records every message as a server sees it."""
+"""The audit's interface to a method, a grid that records every message, and an attack's success."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from flower_graph.audit.deviating import Deviation
-from flower_graph.audit.scores import Finding, Floats, ranking
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError
 from flower_graph.ops.peers import cosine_similarities
 from flower_graph.rng import derive_seed
 from flower_graph.simulation import InProcessGrid
+from flower_graph.storage.reading import Tree
 from flower_graph.wire.arrays import decode_array
 from flower_graph.wire.keys import CONFIG
 
 C = TypeVar("C", bound=RunConfig, contravariant=True)  # the method's schema
 NO_NOISE = "privacy.epsilon=null"
+Floats = NDArray[np.floating]
+# Measures and what they say
+AUC, PRECISION = "AUC", "precision"
+EVERYWHERE = (
+    "All of it is read from the messages, so whoever sees the traffic of all SuperNodes without "
+    "TLS does as well as the server. An attack that does no better than a guess proves nothing: "
+    "these are simple ones, and a better one may succeed. Deviations of a guess are those of "
+    "independent cases; these share clients and nodes, so a success just above a guess says little."
+)
+DEVIATING = (
+    "*Deviating server*: the same run with a server that lies to its clients, each time in one "
+    "way; nobody colludes. What of it succeeds, succeeds in the setting that was run: the "
+    "semi-honest one trusts the server not to do so."
+)
+
+
+# Success -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Finding:
+    """The result of one attack."""
+
+    attack: str  # What was tried to find out
+    measure: str  # AUC: how often a true case ranks above a false one; precision: of the guesses
+    success: float  # The measure; and what guessing reaches
+    chance: float
+    n: int  # Cases that were decided: those ranked, or the guesses
+    true: int = 0  # How many of the ranked ones are true; 0 for precision
+    detail: dict[str, float] = field(default_factory=dict)  # Further figures, by name
+
+
+def ranking(attack: str, scores: ArrayLike, truth: ArrayLike, **detail: float) -> Finding:
+    """Judge scores that should be higher where ``truth`` holds."""
+    # scores, truth [n]
+    from sklearn.metrics import roc_auc_score
+
+    hits = np.asarray(truth, bool).ravel()
+    if hits.all() or not hits.any():
+        raise ValueError(f"{hits.sum()} of {hits.size} cases are true: must be some, and not all")
+    auc = float(roc_auc_score(hits, np.asarray(scores, float).ravel()))  # ties count half
+    return Finding(attack, AUC, auc, 0.5, hits.size, int(hits.sum()), detail)
+
+
+def guesses(attack: str, right: ArrayLike, chance: float, **detail: float) -> Finding:
+    """Judge guesses, each of which is right or wrong."""
+    # right [n]
+    hits = np.asarray(right, bool).ravel()
+    if not hits.size:
+        raise ValueError(f"{attack}: nothing was guessed; at least one guess is needed")
+    return Finding(attack, PRECISION, float(hits.mean()), chance, hits.size, 0, detail)
+
+
+def retrieved(
+    attack: str, truth: NDArray[np.bool_], scores: Sequence[Floats], rng: np.random.Generator
+) -> Finding:
+    """Judge each case's highest scores, as many as it has true entries; ties are drawn."""
+    # truth [n, f], scores n times [f]
+    right = []
+    for hits, local in zip(truth, scores, strict=True):
+        order = rng.permutation(hits.size)
+        highest = np.argsort(-local[order], kind="stable")[: int(hits.sum())]
+        right.append(hits[order][highest])
+    counts = truth.sum(1)
+    # A case with many true entries has many guesses, of which many are right by chance.
+    chance = float((counts**2).sum() / (truth.shape[1] * counts.sum()))
+    wholly = float(np.mean([one.all() for one in right]))
+    return guesses(attack, np.concatenate(right), chance, wholly=wholly)
+
+
+# Attacks -----------------------------------------------------------------------------------------
 
 
 class Exchange(NamedTuple):
@@ -78,6 +150,17 @@ def alike(attack: str, rows: Floats, truth: NDArray[np.bool_]) -> Finding:
     return ranking(attack, cosine_similarities(rows)[pairs], truth)
 
 
+class Deviation:
+    """One way to lie: ``patch`` the strategy, and say in ``finding`` what that opened."""
+
+    # Left open: lies change what is inside a server, for which there is no interface
+
+    name: str
+    told = 0  # lies that clients were told
+    patch: Callable[[Any], None]
+    finding: Callable[[], Finding]  # after the run, however it ended
+
+
 class Audit(Generic[C]):
     """The attacks on one method; a method overrides the defaults."""
 
@@ -113,3 +196,77 @@ class Audit(Generic[C]):
 def audit_rng(config: RunConfig) -> np.random.Generator:
     """Make the generator of an attack's draws."""
     return np.random.default_rng(derive_seed(config.seed, "audit"))
+
+
+# Report -----------------------------------------------------------------------------------------
+
+
+def findings_of(setting: str, seeds: Sequence[Sequence[Finding]]) -> list[dict[str, object]]:
+    """Join the findings of one setting, one list a seed, attack by attack, as the file has them."""
+    names, result = [[finding.attack for finding in one] for one in seeds], []
+    if any(other != names[0] for other in names):
+        raise ValueError(f"{setting}: seeds have different attacks: {names}")
+    for same in zip(*seeds, strict=True):
+        values, first = [one.success for one in same], same[0]
+        mean, chance = float(np.mean(values)), float(np.mean([one.chance for one in same]))
+        # Two standard deviations of a guess's mean, as if cases were independent
+        slack = 2 * math.sqrt(sum(guess_variance(one) for one in same)) / len(same)
+        joined = {
+            "setting": setting,
+            "attack": first.attack,
+            "measure": first.measure,
+            "mean": mean,
+            "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+            "values": values,
+            "chance": chance,
+            "two-deviations-of-a-guess": slack,
+            "beats-chance": mean > chance + slack,
+            "n": sum(one.n for one in same),
+            "detail": {k: float(np.mean([one.detail[k] for one in same])) for k in first.detail},
+        }
+        result.append(joined)
+    return result
+
+
+def guess_variance(one: Finding) -> float:
+    """Return the variance of a guess's success, if cases are independent of each other."""
+    if one.measure == AUC:
+        return (one.n + 1) / (12 * one.true * (one.n - one.true))
+    return one.chance * (1 - one.chance) / one.n
+
+
+def page(record: Tree, notes: Sequence[str], *, level: int = 1) -> str:
+    """Return an audit's record as Markdown, with ``notes`` below it."""
+    seeds = ", ".join(str(seed) for seed in record["seeds"])
+    # The settings of one attack below each other, in the order in which attacks came
+    attacks = list(dict.fromkeys(finding["attack"] for finding in record["findings"]))
+    ordered = sorted(record["findings"], key=lambda finding: attacks.index(finding["attack"]))
+    budgets = [one["config"]["privacy"] for one in record["settings"]]
+    noise = [
+        "Noise: each client's own, for the budget of the recorded rounds alone, at "
+        f"`privacy.delta={one['delta']:g} privacy.clipping_norm={one['clipping_norm']:g}`.\n"
+        for one in budgets
+        if one["epsilon"] is not None
+    ]
+    lines = [
+        f"{'#' * level} {record['config']}",
+        "",
+        f"`{record['command']}`: {record['rounds']} rounds, seeds {seeds}. "
+        "Mean over the seeds ± sample deviation; a guess ± two deviations of its own mean.",
+        "",
+        *noise[:1],
+        "| what was tried | setting | measure | success | a guess | better | cases |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in ordered:
+        spread = "" if one["std"] is None else f" ± {one['std']:.3f}"
+        more = "".join(f"; {name} {value:.2f}" for name, value in one["detail"].items())
+        success = f"{one['mean']:.3f}{spread}{more}"
+        guess = f"{one['chance']:.3f} ± {one['two-deviations-of-a-guess']:.3f}"
+        words = one["attack"], one["setting"], one["measure"], success, guess
+        is_better = "yes" if one["beats-chance"] else "no"
+        lines.append(f"| {' | '.join(words)} | {is_better} | {one['n']:,} |")
+    lines.append("")
+    for note in notes:
+        lines += [note, ""]
+    return "\n".join(lines)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.audit.scores import Finding, guesses, ranking
+from flower_graph.audit.attacks import Deviation, Finding, guesses, ranking
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.blinded import KEY_HOLDERS, MOST_SKIPPED
 from flower_graph.secure.align.server import BLINDED
@@ -31,22 +31,6 @@ from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.codec import Message, split_rows
 
 M = TypeVar("M", bound=Message)
-NOTES = (
-    "*Deviating server*: the same run with a server that lies to its clients, each time in one "
-    "way; nobody colludes. What of it succeeds, succeeds in the setting that was run: the "
-    "semi-honest one trusts the server not to do so.",
-)
-
-
-class Deviation:
-    """One way to lie: ``patch`` the strategy, and say in ``finding`` what that opened."""
-
-    # Left open: lies change what is inside a server, for which there is no interface
-
-    name: str
-    told = 0  # lies that clients were told
-    patch: Callable[[Any], None]
-    finding: Callable[[], Finding]  # after the run, however it ended
 
 
 class DeviatingGrid(InProcessGrid):
@@ -109,6 +93,50 @@ def two_stories(local: SumRound, row: int) -> NDArray[np.uint8]:
     return np.where(np.arange(k) < (k + 1) // 2, SEED, MASK_KEY).astype(np.uint8)
 
 
+class LyingRound(SumRound):
+    """A round of a secure sum whose server tells a deviation's story."""
+
+    lie: "SumDeviation"
+    opened: Opened
+
+    def prepare_requests(self) -> dict[int, PrepareRequest]:
+        if self.lie.threshold is None:
+            return super().prepare_requests()
+        self.threshold, self.minimum = self.lie.threshold, 2  # the server itself believes it
+        return self.lie.tell(super().prepare_requests())
+
+    def list_requests(self) -> dict[int, ListRequest]:
+        """Have a party sign the list that its story has."""
+        lies = {}
+        for node, request in super().list_requests().items():
+            listed, row = request.listed.copy(), self._rows[node]
+            listed[self.partners[row]] = self.lie.story(self, row) == SEED
+            lies[node] = replace(request, listed=listed)
+        return self.lie.tell(lies)
+
+    def unmask_requests(self) -> dict[int, UnmaskRequest]:
+        if not super().unmask_requests() and not self.signed.any():
+            return {}
+        self.lie.rounds.append(self.opened)
+        sent = [node for node, row in self._rows.items() if self.contributed[row]]
+        return self.lie.tell({node: self._lied_to(node) for node in sent})
+
+    def take(self, node: int, reply: StageReply) -> None:
+        if isinstance(reply, UnmaskReply):
+            self.opened.take(node, reply)
+        super().take(node, reply)
+
+    def _lied_to(self, node: int) -> UnmaskRequest:
+        """Ask a SuperNode for what the story needs, with all signatures that there are."""
+        about, row = (self.run_id, self.number), self._rows[node]
+        if not self.signed.any():
+            count = self._count(self.contributed)
+            return UnmaskRequest(*about, count, self.lie.story(self, row))
+        columns = np.flatnonzero(self.signed[self.partners[row]])
+        signatures = self.lists[self.partners[row, columns]]
+        return UnmaskRequest(*about, columns=columns, signatures=signatures)
+
+
 class SumDeviation(Deviation):
     """Lies about dropouts of a secure sum: in the list that parties sign, and after it."""
 
@@ -125,66 +153,17 @@ class SumDeviation(Deviation):
         opens = server.open_round
 
         def open_round(number: int, clients: Iterable[int]) -> SumRound:
-            local: SumRound = opens(number, clients)
+            local = opens(number, clients)
             self.clients = max(self.clients, len(local.parties))
-            self._patch(local)
-            return local
+            local.__class__ = LyingRound
+            local.lie, local.opened = self, Opened(local)
+            return local  # type: ignore[no-any-return]
 
         server.open_round = open_round
 
-    def _patch(self, local: SumRound) -> None:
-        prepares, lists, unmasks = (
-            local.prepare_requests,
-            local.list_requests,
-            local.unmask_requests,
-        )
-        takes, opened = local.take, Opened(local)
-
-        def prepare_requests() -> dict[int, PrepareRequest]:
-            if self.threshold is None:
-                return prepares()
-            local.threshold, local.minimum = self.threshold, 2  # the server itself believes it
-            return self._told(prepares())
-
-        def list_requests() -> dict[int, ListRequest]:
-            return self._told(
-                {node: self._listed(local, node, one) for node, one in lists().items()}
-            )
-
-        def unmask_requests() -> dict[int, UnmaskRequest]:
-            if not unmasks() and not local.signed.any():
-                return {}
-            self.rounds.append(opened)
-            sent = [node for node, row in local._rows.items() if local.contributed[row]]
-            return self._told({node: self._asked(local, node) for node in sent})
-
-        def take(node: int, reply: StageReply) -> None:
-            if isinstance(reply, UnmaskReply):
-                opened.take(node, reply)
-            takes(node, reply)
-
-        lies = prepare_requests, list_requests, unmask_requests, take
-        vars(local).update({lie.__name__: lie for lie in lies})
-
-    def _told(self, requests: dict[int, M]) -> dict[int, M]:
+    def tell(self, requests: dict[int, M]) -> dict[int, M]:
         self.told += len(requests)
         return requests
-
-    def _listed(self, local: SumRound, node: int, request: ListRequest) -> ListRequest:
-        """Have a party sign the list that its story has."""
-        listed, row = request.listed.copy(), local._rows[node]
-        listed[local.partners[row]] = self.story(local, row) == SEED
-        return replace(request, listed=listed)
-
-    def _asked(self, local: SumRound, node: int) -> UnmaskRequest:
-        """Ask a SuperNode for what the story needs, with all signatures that there are."""
-        about, row = (local.run_id, local.number), local._rows[node]
-        if not local.signed.any():
-            count = local._count(local.contributed)
-            return UnmaskRequest(*about, count, self.story(local, row))
-        columns = np.flatnonzero(local.signed[local.partners[row]])
-        signatures = local.lists[local.partners[row, columns]]
-        return UnmaskRequest(*about, columns=columns, signatures=signatures)
 
     def finding(self) -> Finding:
         right = list[bool]()
@@ -302,12 +281,6 @@ class ChosenHolders(Deviation):
     def finding(self) -> Finding:
         right = [client in self.answered for client in sorted(self.chosen)] or [False]
         return guesses(self.name, right, self._share)
-
-
-def all_notes(notes: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Add the notes on the deviating server, if it was tried."""
-    tried = any(name.startswith("deviating server") for name in names)
-    return [*notes, *(NOTES if tried else ())]
 
 
 def of_sums(server_of: ServerOf) -> list[Deviation]:

@@ -38,7 +38,7 @@ from flower_graph.data.partition.client_graphs import partition_graph
 from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.flower_compat import Mod, NumPyClient
 from flower_graph.outputs.build import build_module
-from flower_graph.privacy.local import privacy_mods, require_one_client
+from flower_graph.privacy.noise import privacy_mods, require_one_client
 
 if TYPE_CHECKING:
     from flower_graph.audit.attacks import Audit

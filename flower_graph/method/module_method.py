@@ -28,7 +28,7 @@ from flower_graph.errors import DataError
 from flower_graph.method.base import GraphMethod, class_names, scale_of
 from flower_graph.models import GCN, GCNPairs, PyGNetwork
 from flower_graph.outputs.client import client_folders
-from flower_graph.privacy.central import central_noise
+from flower_graph.privacy.noise import central_noise
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.wire.arrays import encode_array
 from flower_graph.wire.averaging import Measured

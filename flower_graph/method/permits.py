@@ -21,7 +21,7 @@ from flower_graph.config.common import RunConfig
 from flower_graph.data.sources.names import file_path, folder_path
 from flower_graph.errors import ConfigError, RefusedError, brief
 from flower_graph.method.trust import OpenedSums, TrustSection
-from flower_graph.privacy.accountant import multiplier_of
+from flower_graph.privacy.noise import multiplier_of
 from flower_graph.secure.node_config import (
     LEAST_HOLDERS,
     MALICIOUS_SERVER,

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from flower_graph.config import common
 from flower_graph.config.common import RobustSection, StrategySection
 from flower_graph.errors import MalformedReplyError, brief, one_line
-from flower_graph.privacy.central import CentralNoise
+from flower_graph.privacy.noise import CentralNoise
 from flower_graph.records.participation import NOT_CONNECTED
 from flower_graph.records.rounds import BestRound, RoundReport
 from flower_graph.server.round_loop import RoundLoop
@@ -144,7 +144,7 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
         section = StrategySection(participation=participation, min_nodes=min_nodes)
         members = Membership(named=self.personal)
         self.session = Session(members, section, seed, checkpoint_dir, checkpoint_every)
-        self.central_noise: CentralNoise | None = None  # see ``flower_graph.privacy.central``
+        self.central_noise: CentralNoise | None = None  # see ``flower_graph.privacy.noise``
         self.robust: RobustSection | None = None  # see ``make_robust``
         self.arrays, self.own_arrays = ArrayRecord(), dict[int, ArrayRecord]()
         self.best = BestRound()

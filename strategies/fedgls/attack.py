@@ -9,8 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
-from flower_graph.audit.attacks import Audit, Exchange, RecordingGrid, array_of, of_kind
-from flower_graph.audit.scores import Finding, Floats, ranking
+from flower_graph.audit.attacks import (
+    Audit,
+    Exchange,
+    Finding,
+    Floats,
+    RecordingGrid,
+    array_of,
+    of_kind,
+    ranking,
+)
 from flower_graph.data.graph import ClientGraph
 from flower_graph.strategies.fedgls.config import AVERAGING, FedGLSConfig
 from flower_graph.wire import keys

@@ -23,7 +23,7 @@ from flower_graph.method.base import class_names
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.client import client_folders
-from flower_graph.privacy.central import central_noise
+from flower_graph.privacy.noise import central_noise
 from flower_graph.server.averaging import ReportedFedAvg, make_robust
 from flower_graph.strategies import fed_proto
 from flower_graph.strategies.fed_proto import FedProtoClient

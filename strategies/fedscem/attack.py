@@ -9,15 +9,17 @@ from numpy.typing import NDArray
 
 from flower_graph.audit.attacks import (
     Audit,
+    Deviation,
     Exchange,
+    Finding,
     RecordingGrid,
     alike,
     array_of,
     config_of,
     of_kind,
+    ranking,
 )
-from flower_graph.audit.deviating import Deviation, of_alignment, of_sums
-from flower_graph.audit.scores import Finding, ranking
+from flower_graph.audit.deviating import of_alignment, of_sums
 from flower_graph.secure.align.blinded import (
     BLIND,
     IDENTITIES,

@@ -41,7 +41,7 @@ from flower_graph.errors import (
 from flower_graph.ops.grouped import one_thread
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot, predictions_from
-from flower_graph.privacy.local import ClientNoise
+from flower_graph.privacy.noise import ClientNoise
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.channel import framed

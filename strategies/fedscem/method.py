@@ -27,8 +27,7 @@ from flower_graph.method import GraphMethod
 from flower_graph.method.base import class_names
 from flower_graph.method.permits import Permits
 from flower_graph.outputs.client import client_folders
-from flower_graph.privacy.central import central_noise
-from flower_graph.privacy.local import ClientNoise, client_noise
+from flower_graph.privacy.noise import ClientNoise, central_noise, client_noise
 from flower_graph.server.averaging import ReportedFedAvg, make_robust
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage, SageClient
 from flower_graph.strategies.fedscem.client import EgoModelClient, EgoNetworkClient, Hiding

@@ -28,14 +28,16 @@ from flower_graph.audit.attacks import (
     NO_NOISE,
     Audit,
     Exchange,
+    Finding,
+    Floats,
     RecordingGrid,
     alike,
     array_of,
     audit_rng,
     config_of,
     of_kind,
+    retrieved,
 )
-from flower_graph.audit.scores import Finding, Floats, retrieved
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.peers import cosine_similarities

@@ -40,7 +40,7 @@ from flower_graph.method import Method, Partition
 from flower_graph.method.permits import ALLOW_TRUST, PLAIN
 from flower_graph.models import SplitModel, build_server_model
 from flower_graph.outputs.client import client_folders
-from flower_graph.privacy.local import PrivateRows, client_noise
+from flower_graph.privacy.noise import PrivateRows, client_noise
 from flower_graph.rng import seeded
 from flower_graph.storage.files import DATA_FOLDER, PARTITION, PARTITIONS
 from flower_graph.strategies.nfedgnn.client import CommonLayerClient, NodeClient, UsersClient

@@ -9,15 +9,17 @@ from numpy.typing import NDArray
 from flower_graph.audit.attacks import (
     NO_NOISE,
     Audit,
+    Deviation,
     Exchange,
+    Finding,
     RecordingGrid,
     array_of,
     audit_rng,
     config_of,
     of_kind,
+    ranking,
 )
-from flower_graph.audit.deviating import Deviation, of_sums
-from flower_graph.audit.scores import Finding, ranking
+from flower_graph.audit.deviating import of_sums
 from flower_graph.config.rules import require
 from flower_graph.data.folders.client_folder import clients_path
 from flower_graph.data.graph import ClientGraph

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flower_graph.apps.cli.audit import audit_run, settings_of
-from flower_graph.audit.scores import Finding, guess_variance
+from flower_graph.audit.attacks import Finding, guess_variance
 
 DATA = """
 data:

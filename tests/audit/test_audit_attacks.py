@@ -10,8 +10,7 @@ from audit_helpers import audited, by_words, is_a_guess
 from federation import ALL, Setup
 
 from flower_graph.apps.cli.audit import _deviating_run
-from flower_graph.audit.deviating import NOTES, Deviation, all_notes
-from flower_graph.audit.scores import Finding, guess_variance, guesses, ranking
+from flower_graph.audit.attacks import Deviation, Finding, guess_variance, guesses, ranking
 from flower_graph.method.registry import method_of
 from flower_graph.strategies.fedgls.attack import Models, attack
 
@@ -164,8 +163,3 @@ def test_a_run_that_ends_before_its_server_lies_shows_nothing() -> None:
     setup = ALL["fedscem"]
     with pytest.raises(AssertionError, match="before"):
         _deviating_run(setup.load(), lie, setup.supernodes)
-
-
-def test_readers_are_told_that_the_server_lied() -> None:
-    assert all_notes(["a"], ["who has what"]) == ["a"]
-    assert all_notes(["a"], ["deviating server: x"]) == ["a", *NOTES]

@@ -10,8 +10,7 @@ from flower_graph.apps.cli import audit
 from flower_graph.apps.cli import main as cli
 from flower_graph.apps.cli.audit import write_index
 from flower_graph.apps.run import client_app
-from flower_graph.audit.attacks import RecordingGrid, array_of, of_kind
-from flower_graph.audit.scores import findings_of, page, ranking
+from flower_graph.audit.attacks import RecordingGrid, array_of, findings_of, of_kind, page, ranking
 from flower_graph.client.state import forget_run
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_named, method_of

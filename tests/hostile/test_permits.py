@@ -22,7 +22,7 @@ from flower_graph.method.load import load_config
 from flower_graph.method.of_app import configured_client
 from flower_graph.method.permits import LIMITS, Permits
 from flower_graph.method.registry import known_apps, method_named, method_of
-from flower_graph.privacy.accountant import noise_multiplier
+from flower_graph.privacy.noise import noise_multiplier
 from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import PrepareRequest

@@ -16,13 +16,17 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.common import PrivacyConfig
 from flower_graph.errors import ConfigError, RefusedError
 from flower_graph.flower_compat import NumPyClient, identify
-from flower_graph.privacy.accountant import accounted, noise_multiplier, note_privacy, spent
-from flower_graph.privacy.central import CentralNoise, central_noise
-from flower_graph.privacy.local import (
+from flower_graph.privacy.noise import (
+    CentralNoise,
     ClientNoise,
     PrivateReplies,
     PrivateRows,
+    accounted,
+    central_noise,
+    noise_multiplier,
+    note_privacy,
     privacy_mods,
+    spent,
     withhold_measurements,
 )
 from flower_graph.records.rounds import RoundReport

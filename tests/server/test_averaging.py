@@ -23,7 +23,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.common import RobustSection
 from flower_graph.errors import ClientBugError, NoClientsError
 from flower_graph.flower_compat import stamp
-from flower_graph.privacy.central import CentralNoise
+from flower_graph.privacy.noise import CentralNoise
 from flower_graph.server.averaging import Combined, Wanted, check_replies, make_robust
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import MAX_NAMED, few
