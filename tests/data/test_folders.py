@@ -179,12 +179,9 @@ def test_unfit_folders_and_clients_are_refused_by_name(loader, tmp_path):
 
 def test_an_ego_network_by_hand():
     masks = {"train_mask": flags(1, 0, 0), "test_mask": flags(0, 0, 1)}
-    data = Data(**graph(1, 2, 3, y=torch.tensor([1, -1, 0]), edge_index=torch.tensor([[1, 1, 2],
-                [0, 0, 2]]), **masks))  # fmt: skip
+    data = Data(**graph(1, 2, 3, y=torch.tensor([1, -1, 0]), **masks))
     ego = ego_from_data(7, data, torch.tensor([30, 10, 20]))
-    assert (ego.client, ego.nodes.tolist(), ego.names) == (7, [30, 10, 20], None)
-    assert ego.identities == [30, 10, 20] and ego.edge_index.tolist() == [[0, 1], [1, 0]]
-    assert ego.x.dtype == torch.float32 and ego.x.tolist() == [[1, 1], [2, 0], [3, 1]]
+    assert (ego.client, ego.identities, ego.names) == (7, [30, 10, 20], None)
     assert ego.y.tolist() == [1, -1, 0] and roles(ego) == [[30], [], [20]]
     named = ego_from_data(0, data, ["b", "c", "a"])
     assert named.identities == ("b", "c", "a") and named.nodes.tolist() == [0, 1, 2]
@@ -194,25 +191,6 @@ def test_an_ego_network_by_hand():
     assert "secret" not in str(caught.value)
     with pytest.raises(DataError, match=r"^client 7: .*int, str"):
         ego_from_data(7, data, [1, "b", 3])
-
-
-@pytest.mark.parametrize("read", [load_egos, load_shared])
-def test_identities_may_be_numbers_and_go_before_n_id(read, tmp_path):
-    other = {"n_id": torch.tensor([90, 80, 70])}
-    first = graph(1, 2, 3, identity=torch.tensor([5, 6, 7]), **other)
-    folder = saved(tmp_path / "c", first, graph(7, 6, 9, identity=[7, 6, 9], **other))
-    assert [sorted(one.nodes.tolist()) for one in read(folder)] == [[5, 6, 7], [6, 7, 9]]
-
-
-def test_ego_networks_have_their_masks_or_drawn_ones(tmp_path):
-    own = graph(7, 3, 9, train_mask=flags(1, 0, 0), test_mask=flags(0, 0, 1))
-    a, b = load_egos(saved(tmp_path / "c", own, graph(*range(3, 13))))
-    assert (a.client, a.identities, b.identities) == (0, [7, 3, 9], [*range(3, 13)])
-    assert a.x.tolist() == [[7, 1], [3, 1], [9, 1]] and a.y.tolist() == [1, 0, 0]
-    assert a.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]] and roles(a) == [[7], [], [9]]
-    drawn = torch.stack([b.train_mask, b.val_mask, b.test_mask])
-    assert drawn.sum(1).tolist() == [6, 2, 2] and drawn.sum(0).tolist() == [1] * 10
-    assert torch.equal(load_egos(tmp_path / "c")[1].train_mask, b.train_mask)
 
 
 def test_globally_a_node_has_one_role_and_two_are_refused(tmp_path):
@@ -237,7 +215,9 @@ def test_globally_a_node_has_one_role_and_two_are_refused(tmp_path):
 
 
 def test_clients_without_common_nodes_or_kinds_of_labels_are_warned_of(tmp_path, caplog):
-    load_egos(saved(tmp_path / "c", graph(1, 2), graph(3, 4)))
+    # `identity` goes before `n_id`
+    first = graph(1, 2, identity=torch.tensor([5, 6]))
+    load_egos(saved(tmp_path / "c", first, graph(1, 2)))
     load_egos(saved(tmp_path / "d", graph(1, 2), graph(2, 4)))
     egos = load_egos(saved(tmp_path / "e", graph(1, 2), graph(2, 4, y=["cat", "1"])))
     shared, labels = (one.getMessage() for one in caplog.records if one.levelname == "WARNING")
@@ -413,16 +393,12 @@ def test_what_was_written_is_read_back_by_its_owner_alone(folder):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ("{", ""),
         ("[]", "list"),
-        ("\udcff", ""),
         ("{}", "'format'"),
         ({"format": 1}, "format: 1"),
         ({"clients": None}, "'clients'"),
         ({"clients": [5]}, "clients: [5]"),
-        ({"clients": "0"}, "clients: '0'"),
         ({"num_clients": "5"}, "num_clients: '5'"),
-        ({"sha256": ["data.safetensors"]}, "sha256: ['data.safetensors']"),
         ({"sha256": {"../secret": "00"}}, "sha256: ['../secret']"),
         ({"role": "thief"}, "role: 'thief'"),
     ],
@@ -432,7 +408,7 @@ def test_a_manifest_that_is_none_or_says_something_else(changes, reason, folder)
     if isinstance(changes, dict):  # None takes an entry out
         record = json.loads(file.read_text(encoding="utf-8")) | changes
         text = json.dumps({key: value for key, value in record.items() if value is not None})
-    file.write_text(str(text), encoding="utf-8", errors="surrogateescape")
+    file.write_text(str(text), encoding="utf-8")
     with pytest.raises(DataError, match=re.escape(f"{file}: ") + f".*{re.escape(reason)}"):
         open_folder(folder, SETTINGS, CLIENTS)
 
@@ -471,32 +447,23 @@ def deciding(name: str, *overrides: str) -> dict[str, Any]:
     [
         ("seed=1", True),
         ("data.name=PubMed", True),
-        ("data.features=as-is", True),
-        ("data.signal=0.2", True),
         ("partition.clients=5", True),
         ("graph.graphless_ratio=0.25", True),
         ("partition.seed=0 seed=9", False),  # the partition's own stands for the run's
         ("partition.seed=0 data.split_seed=null", False),  # the run's is 0 as well
         ("partition.seed=0 data.split_seed=null seed=9", True),
-        ("rounds=3", False),
-        ("strategy.name=fed-mlp", False),
-        ("model.hidden=3", False),
-        ("data.root=/data", False),
-        ("graph.neighbours=4", False),
+        ("rounds=3 model.hidden=3 data.root=/data strategy.name=fed-mlp", False),
         # Keys of another way of cutting decide nothing
-        ("partition.hops=3 partition.min_nodes=3 partition.split=global", False),
-        ("partition.public=cover partition.public_share=0.1 partition.private_share=0.1", False),
-        ("partition.draws=2", False),
+        ("partition.hops=3 partition.public=cover partition.draws=2", False),
     ],
 )
-def test_settings_that_decide_the_data(overrides, decide):
+def test_settings_that_decide_the_data(overrides, decide, tmp_path):
     assert (deciding("fedgls/cora", *overrides.split()) != deciding("fedgls/cora")) is decide
-
-
-def test_a_files_place_decides_nothing(tmp_path):
-    here, there = f"data.name={tmp_path}/own.pt", "data.name=elsewhere/own.pt"
-    assert deciding("nfedgnn/cora", here) == deciding("nfedgnn/cora", there)
-    assert deciding("nfedgnn/cora", here) != deciding("nfedgnn/cora", "data.name=other.pt")
+    here, there, other = (
+        deciding("nfedgnn/cora", f"data.name={name}")
+        for name in (tmp_path / "own.pt", "elsewhere/own.pt", "other.pt")
+    )
+    assert here == there != other
 
 
 # Tensors ----------------------------------------------------------------------------------------

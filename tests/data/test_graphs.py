@@ -22,7 +22,6 @@ from torch_geometric.utils import coalesce, remove_self_loops
 from torch_geometric.utils import to_undirected as pyg_to_undirected
 
 import flower_graph as fg
-from flower_graph.apps.cli.main import main
 from flower_graph.client.learner import LinkTask, placed_on
 from flower_graph.config.common import DataConfig, PartitionSection
 from flower_graph.data import as_graph, description, load_graph
@@ -33,7 +32,6 @@ from flower_graph.data.graph import ClientGraph, check_dense_size, take_rows, to
 from flower_graph.data.partition.client_graphs import partition_graph
 from flower_graph.errors import DataError
 from flower_graph.method.registry import method_of
-from flower_graph.models import GCN
 
 DOCS = Path(__file__).parents[2] / "docs/reference/configuration.md"
 FILE, FOLDER, PYTHON, CLIENT, SERVER = "file", "folder", "python", "client", "server"
@@ -240,30 +238,21 @@ def test_the_documentation_has_these_rows():
 # What is done to labels ---------------------------------------------------------------------------
 
 
-def test_classes_keep_their_names_and_an_order():
+def test_classes_keep_their_names_and_an_order(tmp_path):
     graph = as_graph(SimpleNamespace(**PLAIN | {"y": torch.tensor([7, 100, -3, 7, 9, 100])}))
     assert (graph.y.tolist(), graph.num_classes) == ([0, 2, -1, 0, 1, 2], 3)
-    assert graph.classes == ("7", "9", "100")
     again = as_graph(graph.to_data())
-    assert (again.y.tolist(), again.classes) == (graph.y.tolist(), graph.classes)
+    assert (again.y.tolist(), again.classes) == (graph.y.tolist(), ("7", "9", "100"))
     words = as_graph(SimpleNamespace(**PLAIN | {"y": ["b", "a", "", "b", "a", "c"]}))
     assert (words.y.tolist(), words.classes) == ([1, 0, -1, 1, 0, 2], ("a", "b", "c"))
-    numbers = as_graph(SimpleNamespace(**PLAIN | {"y": ["10", "2", "-1", "2", "2", "2"]}))
-    assert (numbers.y.tolist(), numbers.classes) == ([1, 0, -1, 0, 0, 0], ("2", "10"))
-
-
-def test_a_thousand_classes_at_most_unless_the_graph_says_so():
     many = {"x": torch.ones(1001, 1), "y": torch.arange(1001) * 10**12, "edge_index": PAIRS}
     with pytest.raises(DataError, match=r"1001.*labels.*1000"):
         as_graph(SimpleNamespace(**many))
     declared = SimpleNamespace(**many | {"y": torch.arange(1001), "num_classes": 1001})
     assert as_graph(declared).num_classes == 1001
-
-
-def test_clients_of_a_folder_have_common_classes(tmp_path):
     torch.save(PLAIN | {"y": torch.tensor([3, 3, 5, 5, 3, 3])}, tmp_path / "a.pt")
     torch.save(PLAIN | {"y": torch.tensor([5, 9, 9, 5, 9, -1])}, tmp_path / "b.pt")
-    clients = load_folder(tmp_path, SPLIT, 0)
+    clients = load_folder(tmp_path, SPLIT, 0)  # which have their classes in common
     assert (clients.num_classes, clients.classes) == (3, ("3", "5", "9"))
     assert [one.y.tolist() for one in clients] == [[0, 0, 1, 1, 0, 0], [1, 2, 2, 1, 2, -1]]
 
@@ -301,13 +290,6 @@ def test_what_is_done_to_features_is_said(x, how, wanted, notes):
         found, said, _ = prepare_features(clients, how)
         torch.testing.assert_close(torch.cat(found), wanted)
         assert all(re.search(note, one) for note, one in zip(notes, said, strict=True)), said
-
-
-def test_a_constant_of_both_precisions_is_constant():
-    x = torch.full((3, 1), 0.1)
-    assert not any(
-        one.any() for one in prepare_features([x, x.double() * 0 + 0.1], "standardise")[0]
-    )
 
 
 @pytest.mark.parametrize(
@@ -496,19 +478,6 @@ def test_clients_of_one_file_keep_the_weights_of_their_edges(tmp_path):
     assert all(one.edge_weight is None for one in load_folder(tmp_path / "g.pt", SPLIT, 0))
 
 
-def test_the_gcn_is_as_worked_out_by_hand():
-    trained = weighted(train_mask=torch.ones(4) > 0)
-    graph, gcn = client_graph_from_data(0, trained, weights=True), GCN(4, 1, 1).eval()
-    with torch.no_grad():
-        for one in gcn.parameters():
-            one.copy_(torch.ones_like(one) * (one.dim() == 2))
-    out = gcn(graph.x, graph.edge_index, graph.edge_weight).flatten().tolist()
-    a = np.array([[1, 2, 0, 0], [2, 1, 3, 0], [0, 3, 1, 5], [0, 0, 5, 1.0]])
-    near = np.diag(a.sum(1) ** -0.5) @ a @ np.diag(a.sum(1) ** -0.5)
-    # x W of ones is 1 everywhere, and ReLU leaves what is above 0
-    np.testing.assert_allclose(out, near @ near @ np.ones(4), rtol=1e-5)
-
-
 def test_links_are_passed_over_with_their_weights():
     n = 40
     pairs = torch.randint(n, (2, 200), generator=torch.Generator().manual_seed(0))
@@ -554,13 +523,9 @@ def test_methods_use_them_and_say_the_same_of_their_nodes_as_of_newcomers(name, 
     ours, bare = run("graph.pt"), run("bare.pt")
     found, theirs = (one.predictions(0).probability for one in (ours, bare))
     assert not np.allclose(found, theirs, atol=1e-5)
-    assert ours.data.weights and not bare.data.weights
     (graph, *_) = method_of(ours.config).graphs(ours.config)
     x, weight = data.x[graph.nodes], graph.edge_weight
     said = ours.predict(x, graph.edge_index, client=0, edge_weight=weight).amax(1)
     place = {node: row for row, node in enumerate(graph.nodes.tolist())}
     rows = [place[one] for one in ours.predictions(0).node]
     np.testing.assert_allclose(said[rows], found, atol=1e-4)
-    graph = str(tmp_path / "graph.pt")
-    command = ["predict", str(ours.path), "--client", "0", "--data", graph]
-    assert main([*command, "--out", str(tmp_path / "new.csv")]) == 0

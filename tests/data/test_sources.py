@@ -19,7 +19,6 @@ from torch_geometric.data import Data, HeteroData
 from flower_graph.config.common import DataConfig
 from flower_graph.data import csbm, load_data, load_graph
 from flower_graph.data import graph as data_graph
-from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import as_graph
 from flower_graph.data.features import ReadOptions, move_features, sketched
 from flower_graph.data.folders.client_folder import client_graph_from_data
@@ -37,7 +36,6 @@ from flower_graph.data.sources.names import (
     pyg_name,
 )
 from flower_graph.errors import DataError, OutputError
-from flower_graph.ops import logistic_regression
 from flower_graph.storage.files import data_root
 
 X = np.array([[1, 0, 1], [0, 2, 0], [0, 0, 0], [1, 1, 2]], dtype=np.float32)
@@ -96,9 +94,6 @@ def listing(folder: Path) -> dict[str, tuple[int, int]]:
     """Size and time of change of everything in a folder."""
     stats = {path.relative_to(folder).as_posix(): path.stat() for path in folder.rglob("*")}
     return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
-
-
-# What these two read says only which features a node has; node 2 of Actor has the first.
 
 
 @pytest.fixture
@@ -206,10 +201,7 @@ def test_what_was_downloaded_is_found_again_without_a_network(cache, root, tmp_p
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (PygName("WikiCS", "extra"), "WikiCS/extra"),
-        (PygName("Airports", None), "Airports"),
-        (PygName("FakeDataset", None), "FakeDataset.*root"),
-        (PygName("MixHopSyntheticDataset", None), "homophily"),
+        (PygName("FakeDataset", None), "FakeDataset.*root"),  # generated anew by each process
         (PygName("AmazonBook", None), "AmazonBook"),
         (PygName("Airports", "atlantis"), "Airports/atlantis"),
     ],
@@ -217,15 +209,6 @@ def test_what_was_downloaded_is_found_again_without_a_network(cache, root, tmp_p
 def test_classes_that_cannot_be_used_are_reported(name, message, cache, root):
     with pytest.raises(DataError, match=message), fetching(False):
         load_pyg(name, root=root)
-
-
-def test_several_graphs_are_refused(monkeypatch):
-    import torch_geometric.datasets as datasets
-
-    for graphs in ([], [object()] * 2):
-        monkeypatch.setattr(datasets.KarateClub, "__len__", lambda self, n=graphs: len(n))
-        with pytest.raises(DataError, match="'KarateClub'"):
-            load_pyg(PygName("KarateClub", None), root=None)
 
 
 # Graphs of the user: nothing in a file is executed ----------------------------------------------
@@ -275,10 +258,8 @@ def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(tmp_path):
     whole = save(tmp_path / "whole.pt", OWN).read_bytes()
     half = len(whole) // 2
     for name, content, message in (
-        ("empty", b"", "is not a graph"),
         ("cut", whole[:half], "is not a graph"),
         ("spoilt", whole[:half] + b"?" * 99 + whole[half + 99 :], "is not a graph"),
-        ("table", b"name,label\n", "is not a graph"),
         ("tensor", save(tmp_path / "x.pt", torch.ones(3)).read_bytes(), "holds a Tensor"),
         ("kinds", save(tmp_path / "x.pt", HETERO).read_bytes(), ".*of a HeteroData"),
     ):
@@ -356,30 +337,19 @@ def test_arxiv_never_asks_a_question_and_missing_files_are_named(ogb, cache, roo
 def test_of_duplicate_nodes_the_one_that_is_linked_is_kept():
     # 0, 1 and 3 link to 2 alone; 1 is of another class, and 2 links back to 3 alone.
     edges = torch.tensor([[0, 1, 3, 2, 2], [2, 2, 2, 3, 3]])
-    masks = torch.tensor([[1, 0], [1, 1], [0, 0], [0, 1]], dtype=torch.bool)
-    data = Data(x=torch.eye(4), edge_index=edges, y=torch.tensor([0, 1, 0, 0]), train_mask=masks)
-    kept = without_duplicates(data)
+    kept = without_duplicates(Data(x=torch.eye(4), edge_index=edges, y=torch.tensor([0, 1, 0, 0])))
     assert kept.x.argmax(1).tolist() == [1, 2, 3] and kept.y.tolist() == [1, 0, 0]
     assert kept.edge_index.tolist() == [[0, 2, 1, 1], [1, 1, 2, 2]]
-    assert torch.equal(kept.train_mask, masks[1:])
     assert as_graph(kept).notes[0].startswith("3 of 4 nodes kept")
 
 
 def test_the_data_root_and_the_cache_are_where_setting_and_environment_say(tmp_path, monkeypatch):
     here, absent = str(tmp_path), str(tmp_path / "absent")
-    for setting, variable, found in (
-        (here, absent, tmp_path),
-        (None, here, tmp_path),
-        (None, "", None),
-        (absent, here, r"data\.root = '.*absent'"),
-        (None, absent, "FLOWER_GRAPH_DATA"),
-    ):
+    for setting, variable, found in ((here, absent, tmp_path), (None, here, tmp_path)):
         monkeypatch.setenv("FLOWER_GRAPH_DATA", variable)
-        if isinstance(found, str):
-            with pytest.raises(DataError, match=found):
-                data_root(setting)
-        else:
-            assert data_root(setting) == found
+        assert data_root(setting) == found
+    with pytest.raises(DataError, match=r"data\.root = '.*absent'"):
+        data_root(absent)
     places = {"FLOWER_GRAPH_CACHE": "/a", "XDG_CACHE_HOME": "/b", "HOME": "/c"}
     for variable, place in places.items():
         monkeypatch.setenv(variable, place)
@@ -393,12 +363,11 @@ def test_a_folder_that_cannot_be_filled_leaves_nothing_and_is_reported(
 ):
     def fill(folder):
         (folder / "half").touch()
-        raise error
+        raise KeyboardInterrupt
 
-    for error in (ValueError("broken"), KeyboardInterrupt()):
-        with pytest.raises(type(error)):
-            cached_folder("key", fill)
-        assert list(cache.iterdir()) == []
+    with pytest.raises(KeyboardInterrupt):
+        cached_folder("key", fill)
+    assert list(cache.iterdir()) == []
     (tmp_path / "file").touch()  # a file where the folder would be: refused to root too
     monkeypatch.setenv("FLOWER_GRAPH_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(OutputError, match="cache"):
@@ -427,19 +396,14 @@ def test_writers_at_once_each_get_a_complete_folder(cache):
     [
         ("pubmed", ("Planetoid", "PubMed")),
         ("planetoid/citeseer", ("Planetoid", "CiteSeer")),
-        ("Squirrel", ("WikipediaNetwork", "squirrel")),
         ("chameleon-filtered", ("WikipediaNetwork", "chameleon-filtered")),
         ("wikics", ("WikiCS", None)),
-        ("CitationFull/cora_ml", ("CitationFull", "Cora_ML")),
         # Not in any table of ours: PyG's own list of classes.
         ("heterophilousgraphdataset/Minesweeper", ("HeterophilousGraphDataset", "Minesweeper")),
-        ("Reddit2", ("Reddit2", None)),
         ("Corra", "'Cora'"),
-        ("cora-linq", "'cora-linqs'"),
         ("Amazon/Foto", "'Amazon/Photo'"),
         ("Redit", "'Reddit'"),
         ("", "Known: cora-linqs"),
-        ("ogbn-mag", "'OGB_MAG'"),
     ],
 )
 def test_names_stand_for_classes_of_pyg_and_unknown_ones_are_refused_with_the_nearest(
@@ -455,30 +419,20 @@ def test_names_stand_for_classes_of_pyg_and_unknown_ones_are_refused_with_the_ne
 def test_a_name_is_a_file_or_a_folder_when_it_looks_like_one(tmp_path, monkeypatch):
     names = known_names()
     assert {"cora-linqs", "csbm", "Cora", "chameleon", "ogbn-arxiv", "Amazon/Photo"} <= set(names)
-    assert len(set(names)) == len(names)
     assert all(pyg_name(name) for name in names[2:] if not name.startswith("ogbn"))
     monkeypatch.chdir(tmp_path)
-    for folder in ("Coauthor/CS", "graphs", "clients", "Planetoid/Cora/raw", "empty"):
+    for folder in ("Coauthor/CS", "graphs", "clients", "Planetoid/Cora/raw"):
         (tmp_path / folder).mkdir(parents=True)
     for file in ("graphs/mine", "Cora", "clients/a.pt"):
         (tmp_path / file).touch()
-    for name, is_file, is_folder in (
-        ("graphs/mine", True, False),
-        ("absent.pt", True, False),
-        ("graphs/absent", False, False),
-        ("Coauthor/CS", False, False),  # a folder is no saved graph
-        ("Cora", False, False),  # no separator: the data set
-        ("clients", False, True),
-        ("clients/", False, True),
-        (str(tmp_path / "clients"), False, True),
-        ("clients/a.pt", True, False),
-        ("absent/", False, True),
-        ("absent", False, False),
-        ("Planetoid/Cora", False, False),  # raw data that has the name of a data set
-        ("empty", False, False),
-    ):
-        assert file_path(name) == (Path(name) if is_file else None), name
-        assert folder_path(name) == (Path(name) if is_folder else None), name
+    files, folders = (
+        {"graphs/mine", "absent.pt", "clients/a.pt"},
+        {"clients", "clients/", "absent/"},
+    )
+    # A folder is no saved graph, and without a separator a name is the data set's
+    for name in (*files, *folders, "graphs/absent", "Coauthor/CS", "Cora", "Planetoid/Cora"):
+        assert file_path(name) == (Path(name) if name in files else None), name
+        assert folder_path(name) == (Path(name) if name in folders else None), name
     with pytest.raises(DataError, match=r"'absent\.pt'"):
         load_data(DataConfig(name="absent.pt"))
 
@@ -542,14 +496,13 @@ def test_random_splits_and_generated_graphs_are_of_the_split_seed():
     assert masks(1, split_seed=None) == masks(split_seed=1)
     assert [*map(len, masks(ratios=[0.6, 0.2, 0.2]))] == [1625, 541, 542]
     for seed, options in ((0, {"split_seed": 4}), (4, {"split_seed": None})):
-        for signal in (0.1, 0.5):
-            config = DataConfig(**CSBM, **options, signal=signal, num_val=30, num_test=60)
-            graph = load_graph(config, seed=seed)
-            assert counted(graph)[-3:] == (60, 30, 60)
-            how = {"features": 64, "active": 4, "homophily": 0.8, "signal": signal, "seed": 4}
-            expected = csbm(300, 3, degree=5.0, **how)
-            assert torch.equal(graph.edge_index, expected.edge_index)
-            assert torch.equal(graph.x, expected.x)
+        config = DataConfig(**CSBM, **options, signal=0.5, num_val=30, num_test=60)
+        graph = load_graph(config, seed=seed)
+        assert counted(graph)[-3:] == (60, 30, 60)
+        how = {"features": 64, "active": 4, "homophily": 0.8, "signal": 0.5, "seed": 4}
+        expected = csbm(300, 3, degree=5.0, **how)
+        assert torch.equal(graph.edge_index, expected.edge_index)
+        assert torch.equal(graph.x, expected.x)
 
 
 def test_noise_on_features_is_of_the_datas_seed():
@@ -578,11 +531,8 @@ def test_features_move_to_others(sparse):
     assert torch.equal(moved(0.0), x)
     places = {tuple(moved(1.0, seed).nonzero()[:, 1].tolist()) for seed in range(40)}
     assert places == {(1, 0), (1, 2), (2, 0), (2, 2)}  # never where it was
-    assert torch.equal(moved(1.0).sum(1), x.sum(1)) and torch.equal(moved(1.0), moved(1.0))
     # Of two features, two entries change places, and none is lost
     assert torch.equal(moved(1.0, given=torch.tensor([[2.0, 5.0]])), torch.tensor([[5.0, 2.0]]))
-    many = torch.ones(100, 1).repeat(1, 50) * (torch.arange(200) < 1)[:50]
-    assert 0.6 < float(moved(0.3, given=many)[:, 0].mean()) < 0.8
     with pytest.raises(DataError, match=r"data\.feature_noise = 0\.5"):
         moved(0.5, given=torch.ones(2, 1))
 
@@ -596,23 +546,10 @@ def test_what_is_said_of_a_small_set_without_a_split_works():
         config.split = "random"  # alone, which classes of 4 to 13 nodes do not stand
     config.ratios = [0.6, 0.2, 0.2]
     assert counted(load_graph(config))[-3] == 20
-    for name, split, words in (
-        *((name, "geom-gcn", "") for name in ("cora-linqs", "csbm", "WikiCS", "CitationFull/Cora")),
-        ("csbm", "public", r".*data\.split=random"),
-    ):
-        with pytest.raises(DataError, match=f"'{name}'{words}"):
-            load_data(DataConfig(name=name, split=split, nodes=100))
-
-
-# The bundled Cora ---------------------------------------------------------------------------------
-
-
-def test_sizes_split_and_words_of_the_bundled_cora():
     assert counted(load_graph(DataConfig())) == (2708, 5278, 1433, 7, 0, 140, 500, 1000)
-    graph = load_cora_linqs()
-    assert graph.train_mask is not None
-    assert torch.bincount(graph.y[graph.train_mask]).tolist() == [20] * 7
-    assert graph.x.unique().tolist() == [0.0, 1.0] and graph.x.sum() == 49_216
+    for name, split in (("cora-linqs", "geom-gcn"), ("WikiCS", "geom-gcn"), ("csbm", "public")):
+        with pytest.raises(DataError, match=f"'{name}'"):
+            load_data(DataConfig(name=name, split=split, nodes=100))
 
 
 # The contextual stochastic block model ------------------------------------------------------------
@@ -636,51 +573,16 @@ def test_sizes_degree_and_homophily_are_as_asked_for_and_edges_are_simple():
     assert all([b, a] in pairs and a != b for a, b in pairs)
 
 
-@pytest.mark.parametrize(("features", "active"), [(512, 32), (10, 3), (7, 7), (5, 1)])
+@pytest.mark.parametrize(("features", "active"), [(512, 32), (10, 3), (5, 1)])
 def test_every_node_has_exactly_the_active_features(features, active):
     # More nodes than are drawn at a time.
     graph = csbm(70_000, 2, degree=1.0, features=features, active=active, sparse=True)
     rows = graph.x.col_indices().view(70_000, active)
     assert graph.x.shape == (70_000, features)
-    assert graph.x.crow_indices().tolist() == [active * row for row in range(70_001)]
     assert (rows.diff(dim=1) > 0).all() and rows.min() >= 0 and rows.max() < features
     assert torch.equal(graph.x.values(), torch.ones(70_000 * active))
-    assert (rows.dtype, graph.x.dtype) == (torch.int32, torch.float32)
-
-
-@pytest.mark.parametrize(
-    ("signal", "least", "most"), [(0.0, 0.2, 0.3), (0.1, 0.45, 0.75), (0.5, 0.99, 1), (1.0, 1, 1)]
-)
-def test_features_tell_as_much_as_asked_for(signal, least, most):
-    # Four classes, so chance is 0.25; of 2000 other nodes its deviation is 0.01.
-    graph = csbm(3000, 4, degree=2.0, features=128, active=16, signal=signal, seed=5)
-    train, test = slice(1000), slice(1000, None)
-    weights = logistic_regression.fit(graph.x[train], graph.y[train], 4, strength=0.1)
-    found = logistic_regression.scores(graph.x[test], weights).argmax(1)
-    assert least <= (found == graph.y[test]).float().mean() <= most
-
-
-def test_the_signal_changes_features_alone_the_seed_all_and_the_form_nothing():
-    before = torch.get_rng_state()
-    usual, said, none = csbm(90, 3), csbm(90, 3, signal=0.1), csbm(90, 3, signal=0.0)
-    assert torch.equal(usual.x, said.x) and not torch.equal(usual.x, none.x)
-    assert torch.equal(usual.edge_index, none.edge_index) and torch.equal(usual.y, none.y)
-    same = csbm(90, 3, signal=1.0)
-    assert (same.x == same.x[[(same.y == y).nonzero()[0, 0] for y in same.y]]).all()
-    other, sparse = csbm(90, 3, seed=1), csbm(90, 3, sparse=True)
-    assert torch.equal(before, torch.get_rng_state())
-    for name in ("x", "edge_index", "y"):
-        assert not torch.equal(getattr(usual, name), getattr(other, name))
-    assert torch.equal(sparse.x.to_dense(), usual.x) and usual.train_mask is None
-    assert torch.equal(sparse.edge_index, usual.edge_index) and torch.equal(sparse.y, usual.y)
-
-
-def test_impossible_numbers_are_refused():
-    for changes in ({"classes": 1}, {"classes": 101}, {"active": 9, "features": 8}, {"active": 0}):
-        with pytest.raises(DataError, match="100 nodes"):
-            csbm(**{"nodes": 100, "classes": 2, **changes})
-    with pytest.raises(DataError, match=r"2\.0.*sparse=True"):
-        csbm(1_000_000, 7, features=512)
+    with pytest.raises(DataError, match="100 nodes"):
+        csbm(100, 101, features=features, active=active)
 
 
 def test_a_graph_too_large_to_be_dense_has_sparse_features_where_they_are_taken(monkeypatch):
@@ -694,9 +596,6 @@ def test_a_graph_too_large_to_be_dense_has_sparse_features_where_they_are_taken(
     assert sparse.x.layout == torch.sparse_csr
     assert torch.equal(sparse.x.to_dense(), dense.x)
     assert torch.equal(sparse.edge_index, dense.edge_index)
-    for rows in (slice(0, 30), slice(7, 19), slice(5, 5)):
-        assert torch.equal(data_graph.take_rows(sparse.x, rows).to_dense(), dense.x[rows])
-        assert torch.equal(data_graph.take_rows(dense.x, rows), dense.x[rows])
     with pytest.raises(DataError, match=r"data\.features"):
         load_graph(replace(config, features="row"), how=ReadOptions(sparse=True))
     with pytest.raises(DataError):
