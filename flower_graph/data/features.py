@@ -8,7 +8,6 @@ that any node has; these features are the same at all clients.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import inf
 from typing import NamedTuple
 
 import torch
@@ -135,20 +134,20 @@ def align(x: Tensor, own: Columns, common: Columns) -> Tensor:
     for name in sorted({*mine} ^ {*known}):
         problem = "is missing here" if name in known else "is not among the others'"
         raise DataError(f"column {name} {problem}; they are {', '.join(known)}")
-    for name, words in mine.items():
-        for word in words:
-            if word not in known[name]:
-                allowed = f"one of {', '.join(known[name])}" if known[name] else "a number"
-                raise DataError(f"{name}: {word!r:.40} must be {allowed}")
+    for name, word in own:
+        if word is not None and word not in known[name]:
+            allowed = f"one of {', '.join(known[name])}" if known[name] else "a number"
+            raise DataError(f"{name}: {word!r:.40} must be {allowed}")
     place = {pair: at for at, pair in enumerate(own)}
-    first = {name: at for at, (name, _) in reversed([*enumerate(own)])}
-    for name, wanted in common:
-        some = x[:, place.get((name, wanted), first[name])]
-        if (name, wanted) not in place:  # it is of another word, or a column without anything
-            if not mine[name] and not bool(torch.isnan(some).all()):
-                raise DataError(f"{name}: has numbers, others have {', '.join(known[name])}")
-            some = torch.where(torch.isnan(some), some, 0.0)
-        found.append(some)
+    for name, word in common:
+        if (name, word) in place:
+            found.append(x[:, place[name, word]])
+            continue
+        # It is of another word, or a column without anything
+        some = x[:, next(at for at, pair in enumerate(own) if pair[0] == name)]
+        if not mine[name] and not bool(torch.isnan(some).all()):
+            raise DataError(f"{name}: has numbers, others have {', '.join(known[name])}")
+        found.append(torch.where(torch.isnan(some), some, 0.0))
     return torch.stack(found, 1)
 
 
@@ -161,7 +160,6 @@ CHANGES = {
     STANDARDISE: "standardised over all nodes",
 }
 MOST_DENSE = 50_000_000  # entries that `auto-dense` keeps in full: 200 MB
-ROWS = 4096  # that are looked at together
 EXACT, ROUNDED = 1e-12, 1e-7  # relative deviation, in float64 and float32, that is rounding
 SPARSE = 1 / 3  # share of non-zero entries up to which features count as sparse
 # A node's entries that are not 0, in the mean, up to which features stay as they are, or are made 0
@@ -175,7 +173,7 @@ class Treatment(NamedTuple):
     how: str  # as-is, row, presence or standardise
     width: int  # features of a node
     mean: Tensor | None = None  # float64 [f], of standardise
-    scale: Tensor | None = None  # likewise; infinite where a feature was constant
+    scale: Tensor | None = None  # likewise; 0 where a feature was constant
     fill: Tensor | None = None  # float64 [f], for missing numbers (``data.missing``)
     columns: Columns | None = None  # of the features, where these have names
 
@@ -185,34 +183,28 @@ class Treatment(NamedTuple):
         if self.fill is not None:
             x = torch.where(torch.isnan(x), self.fill.to(x.dtype), x)
         if self.mean is not None and self.scale is not None:
-            return ((x.double() - self.mean) / self.scale).float()
+            scale = torch.where(self.scale > 0, self.scale, torch.inf)
+            return ((x.double() - self.mean) / scale).float()
         x = x.float()
         if self.how == PRESENCE:
             return (x != 0).to(x.dtype)
         return normalize_rows(x) if self.how == ROW else x
 
     def to_json(self) -> dict[str, object]:
-        """Return the treatment as JSON; the scale of a constant feature is ``null``."""
-        given = {name: one for name in _VECTORS if (one := getattr(self, name)) is not None}
-        vectors = {
-            name: [None if v == inf else v for v in one.tolist()] for name, one in given.items()
-        }
-        columns = {} if self.columns is None else {"columns": [*self.columns]}
-        return {"features": self.how, "width": self.width, **vectors, **columns}
+        given = {"features": self.how, "width": self.width, "columns": self.columns}
+        vectors = {name: getattr(self, name) for name in _VECTORS}
+        return given | {name: v if v is None else v.tolist() for name, v in vectors.items()}
 
     @classmethod
     def from_json(cls, record: Tree) -> Treatment:
-        how, width = str(record["features"]), int(record["width"])
-        vectors = {
-            name: torch.tensor([inf if v is None else v for v in record[name]], dtype=torch.float64)
-            for name in _VECTORS
-            if record.get(name) is not None
-        }
+        how, width, pairs = str(record["features"]), int(record["width"]), record["columns"]
+        columns = None if pairs is None else Columns.from_json(pairs)
+        given = {name: record[name] for name in _VECTORS if record[name] is not None}
+        vectors = {name: torch.tensor(v, dtype=torch.float64) for name, v in given.items()}
         if ({"mean", "scale"} <= vectors.keys()) != (how == STANDARDISE):
             raise ValueError("mean and scale are missing, or are not of these features")
-        columns = Columns.from_json(record["columns"]) if record.get("columns") else None
-        sizes = [*map(len, vectors.values()), *([] if columns is None else [len(columns)])]
-        if any(size != width for size in sizes):
+        sizes = [*map(len, vectors.values()), width if columns is None else len(columns)]
+        if {*sizes} != {width}:
             raise ValueError(f"mean, scale, fill and columns are not those of {width} features")
         return cls(how, width, columns=columns, **vectors)
 
@@ -232,8 +224,7 @@ def prepare_features(
     ``missing`` says what stands for missing numbers, ``moved`` the arguments of ``move_features``.
     Returns the features, a note for each change, and the treatment for features of other nodes.
     """
-    x, notes, also = features[0], list[str](), ""
-    x = x if len(features) == 1 else torch.cat([*features])
+    x, notes = features[0] if len(features) == 1 else torch.cat([*features]), list[str]()
     treatment = Treatment(how, x.size(1), columns=columns)
     if missing == MEAN and x.layout == torch.strided:
         known = (~torch.isnan(x)).sum(0)
@@ -250,26 +241,20 @@ def prepare_features(
         x = move_features(x, *moved)
         notes.append(f"{moved[0]:.0%} of the features moved (data.feature_noise)")
     if how != AS_IS:
-        entries = x.numel()
-        share = int(x.count_nonzero()) / entries
-        least, most = map(float, torch.aminmax(x))
-        some = x.split(ROWS)  # parts that stay in the processor's cache
-        is_binary = least >= 0 and most <= 1
-        is_binary = is_binary and all(bool(((one == 0) | (one == 1)).all()) for one in some)
+        share, (least, most) = int(x.count_nonzero()) / x.numel(), map(float, torch.aminmax(x))
+        is_binary = least >= 0 and most <= 1 and bool(((x == 0) | (x == 1)).all())
         look = f"values {least:.3g} to {most:.3g}, {100 * share:.3g} % of the entries non-zero"
         if how in (AUTO, AUTO_DENSE):  # docs/results/own-graph.md has the measurements
-            words, is_small = entries * share / len(x), entries <= MOST_DENSE
+            words, is_small = x.size(1) * share, x.numel() <= MOST_DENSE
             chosen, why = PRESENCE, "no entry is negative, and at most a third are not 0"
             if words > MOST_WORDS and (share > SPARSE or is_small):
                 chosen, why = STANDARDISE, f"a node has {words:.0f} that are not 0, in the mean"
             elif is_binary:
                 chosen, why = AS_IS, "all entries are 0 or 1"
-            elif least < 0:
-                chosen, why = STANDARDISE, "some entries are negative"
-            elif share > SPARSE:
-                chosen, why = STANDARDISE, "more than a third of the entries are not 0"
+            elif least < 0 or share > SPARSE:
+                chosen, why = STANDARDISE, "entries are negative, or more than a third are not 0"
             elif how == AUTO_DENSE and is_small:
-                chosen, why = STANDARDISE, f"{why}; all {entries:,} are kept"
+                chosen, why = STANDARDISE, f"{why}; all {x.numel():,} are kept"
             notes.append(f"data.features={how} chose {chosen}: {why}")
             treatment = treatment._replace(how=chosen)
         if how == PRESENCE and (least < 0 or (share > SPARSE and not is_binary)):
@@ -281,11 +266,10 @@ def prepare_features(
             deviation = (((x.double() - mean) ** 2).sum(0) / len(x)).sqrt()
             is_exact = all(one.dtype == torch.float64 for one in features)
             constant = deviation <= (EXACT if is_exact else ROUNDED) * mean.abs()
-            scale = torch.where(constant, torch.inf, deviation)
-            treatment = treatment._replace(mean=mean, scale=scale)
-            also = f"; {int(constant.sum())} constant" if constant.any() else ""
+            treatment = treatment._replace(mean=mean, scale=deviation.masked_fill(constant, 0))
+            look += f"; {int(constant.sum())} constant" if constant.any() else ""
         if treatment.how in CHANGES:
-            notes.append(f"features {CHANGES[treatment.how]}; before: {look}{also}")
+            notes.append(f"features {CHANGES[treatment.how]}; before: {look}")
     x = treatment._replace(fill=None).apply(x)  # missing numbers are filled
     if len(features) == 1:
         return [x], tuple(notes), treatment
@@ -331,9 +315,8 @@ def sketched(x: Tensor, buckets: int, seed: int) -> Tensor:
 def normalize_rows(x: Tensor) -> Tensor:
     """Divide each row by the sum of its absolute values; a zero row stays zero.
 
-    For non-negative features this is what PyG's ``NormalizeFeatures`` gives, as long as some entry
-    is 0 and no row sum lies between 0 and 1 (PyG shifts by the smallest entry, and never divides by
-    less than 1). That holds for Cora, CiteSeer and PubMed.
+    PyG's ``NormalizeFeatures`` first takes away the smallest entry, and never divides by less
+    than 1, so it gives the same for counts alone.
     """
     norm = torch.linalg.vector_norm(x, ord=1, dim=1, keepdim=True)
     return x / torch.where(norm > 0, norm, torch.ones_like(norm))
