@@ -370,7 +370,7 @@ def test_a_folder_that_cannot_be_filled_leaves_nothing_and_is_reported(
     assert list(cache.iterdir()) == []
     (tmp_path / "file").touch()  # a file where the folder would be: refused to root too
     monkeypatch.setenv("FLOWER_GRAPH_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(OutputError, match="cache"):
+    with pytest.raises(OutputError, match="file"):
         cached_folder("key", lambda folder: None)
 
 
