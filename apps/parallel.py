@@ -28,13 +28,14 @@ R = TypeVar("R")
 def in_parallel(
     work: Callable[..., R], tasks: Sequence[T], apps: Sequence[Path] = ()
 ) -> Iterator[tuple[T, R, float]]:
-    """Call a function with each tuple of arguments, as many at a time as there are cores.
+    """Call a function with each tuple of arguments, in a process for each core with one thread.
 
     As each call ends, yields its arguments, its result, and the seconds that the others may take.
     ``apps`` are files with methods of the user's own.
     """
     began = time.perf_counter()
-    with worker_pool(workers_for(tasks), apps) as pool:
+    workers, spawn = workers_for(tasks), get_context("spawn")
+    with ProcessPoolExecutor(workers, spawn, initializer=_prepare_worker, initargs=(apps,)) as pool:
         running = {pool.submit(work, *task): task for task in tasks}
         try:
             for number, future in enumerate(as_completed(running), start=1):
@@ -48,12 +49,6 @@ def in_parallel(
             # What has not begun would run on for minutes before anybody saw the error.
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def worker_pool(workers: int, apps: Sequence[Path] = ()) -> ProcessPoolExecutor:
-    """Make a pool of processes with one thread each."""
-    spawn = get_context("spawn")
-    return ProcessPoolExecutor(workers, spawn, initializer=_prepare_worker, initargs=(apps,))
 
 
 def workers_for(tasks: Sequence[object]) -> int:

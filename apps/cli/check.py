@@ -146,16 +146,14 @@ def _tried(name: str, config: RunConfig, description: Description) -> Tree:
     except (ConfigError, DataError) as error:
         return {"refused": str(error)}
     caveat = says_one_class(cut.baselines) if method.needs_variety else ""
-    warnings = [*_warnings(config, description), caveat, *(one.getMessage() for one in said)]
     first, each = seconds[0], median(seconds[1:] or seconds)
+    heard, warned = ([one.getMessage() for one in records] for records in (more, said))
+    clients = method.num_clients(config)
     result = {
-        "notes": [
-            *(note for note in given if note not in description.notes),
-            *(one.getMessage() for one in more),
-        ],
-        "clients": method.num_clients(config),
-        "holdings": holdings(method.data(config), method.num_clients(config), method.clients),
-        "warnings": [*filter(None, warnings)],
+        "notes": [*(note for note in given if note not in description.notes), *heard],
+        "clients": clients,
+        "holdings": holdings(method.data(config), clients, method.clients),
+        "warnings": [*filter(None, [*_warnings(config, description), caveat, *warned])],
         "figures": cut.statistics.figures,
         "distributions": cut.statistics.distributions,
         "baselines": cut.baselines,

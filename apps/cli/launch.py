@@ -113,7 +113,6 @@ def ended_by(end: Callable[[], object]) -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-ATTEMPTS = 3  # a port that was free may be taken before the SuperLink binds it
 CLIENT = "client-resources-num-cpus=1"
 LOG = "flower.log"  # all lines of Flower's engine, in the run's folder
 TAIL = 40  # lines of the log that an error shows
@@ -150,10 +149,6 @@ clean_up(Path(sys.argv[2]))
 """
 
 
-class _NotStartedError(EngineFailedError):
-    """The local SuperLink did not come up; another attempt takes other ports."""
-
-
 def flwr_run(
     config: str,
     overrides: Sequence[str],
@@ -181,25 +176,19 @@ def flwr_run(
         "resume": bool(resume),
         "seed": "" if seed is None else str(seed),
     }
-    for attempt in range(1, ATTEMPTS + 1):
-        home = temporary_folder("fg-", Path(_short_temporary_folder()))
-        with ended_by(partial(clean_up, home)), _guarded(home):
-            try:
-                command = home, write_app(home / "app", settings), supernodes, ray_address
-                log = _run_in(*command, echo, meanwhile)
-                break
-            except _NotStartedError:
-                if attempt == ATTEMPTS:
-                    raise
-                meanwhile = lambda: None  # noqa: E731  it is done
-            finally:
-                if (home / LOG).is_file() and out.is_dir() and any(out.iterdir()):
-                    with (home / LOG).open("rb") as lines, append(out / LOG) as kept:
-                        shutil.copyfileobj(lines, kept)
+    home = temporary_folder("fg-", Path(_short_temporary_folder()))
+    with ended_by(partial(clean_up, home)), _guarded(home):
+        try:
+            app = write_app(home / "app", settings)
+            log = _run_in(home, app, supernodes, ray_address, echo, meanwhile)
+        finally:
+            if (home / LOG).is_file() and out.is_dir() and any(out.iterdir()):
+                with (home / LOG).open("rb") as lines, append(out / LOG) as kept:
+                    shutil.copyfileobj(lines, kept)
     # `flwr run` itself ends with code 0 when the app fails.
     after = result.stat().st_mtime_ns if result.exists() else None
     if after == before or any("Exit Code:" in line for line in log):
-        raise EngineFailedError(_failure("the run failed", log))
+        raise _failure("the run failed", log)
     with reading(result, OutputError):
         payload: dict[str, object] = read_json(result)
     return payload
@@ -268,13 +257,11 @@ def _run_in(
         raise errors[0]
     tail = [*lines]
     if process.wait() != 0:
-        what = f"`flwr run` ended with code {process.returncode}"
-        if not any("Failed to start local SuperLink" in line for line in tail):
-            raise EngineFailedError(_failure(what, tail))
-        if (path := home / "local-superlink" / "superlink.log").exists():
+        path = home / "local-superlink" / "superlink.log"
+        if any("Failed to start local SuperLink" in line for line in tail) and path.exists():
             with reading(path, OutputError):
                 tail += read_bytes(path, MOST_LINES).decode(errors="replace").splitlines()
-        raise _NotStartedError(_failure(what, tail))
+        raise _failure(f"`flwr run` ended with code {process.returncode}", tail)
     return tail
 
 
@@ -358,5 +345,5 @@ def _short_temporary_folder() -> str:
     return "/tmp" if len(usual) > 30 and os.access("/tmp", os.W_OK) else usual
 
 
-def _failure(what: str, tail: Sequence[str]) -> str:
-    return "\n".join([f"{what}. The last lines of its log:", *tail[-TAIL:]])
+def _failure(what: str, tail: Sequence[str]) -> EngineFailedError:
+    return EngineFailedError("\n".join([f"{what}. The last lines of its log:", *tail[-TAIL:]]))

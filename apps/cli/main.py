@@ -71,6 +71,12 @@ def _seeds(text: str) -> list[int]:
     return [*map(int, parts)]
 
 
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text}: a whole number is needed, at least 1")
+    return int(text)
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}; see `{self.prog} --help`\n")
@@ -128,12 +134,12 @@ RUN = f"""\
 PREDICT = f"""\
 | run RUN [?]  output folder of a run
 | --data-folder DIR  a client's data folder: use the last run that the client took part in
---client N  print the predictions of this client only; with --data, predict with its model
+--client NUMBER  print the predictions of this client only; with --data, predict with its model
 --data FILE  predict the nodes of this graph, a file or a folder with tables
 --links  of a run with task=links: which nodes are linked, by --node or --pairs
 | --node NAME  its most likely partners that it lacks
 | --pairs FILE.csv  a file with two names a line: how likely each pair is linked
---top K  so many partners
+--top N  so many partners
 --out FILE.csv  file to write; default: the table is printed
 {APP}{TRUST}"""
 SWEEP = f"""\
@@ -200,7 +206,7 @@ IDENTITY = {
         "file FILE  new file, which only you can read",
     ),
 }
-PARTY = "registry REGISTRY  a JSON file\nparty PARTY  its number\n"
+PARTY = "registry REGISTRY  a JSON file\nparty NUMBER  its number\n"
 REGISTRY = {
     "add": (
         "add a SuperNode, to a new file if there is none yet",
@@ -220,7 +226,7 @@ key FILE.pub  its public key
 }
 OPTION = re.compile(r"(\| )?(\S+)(?: ([^\s\[]\S*))?(?: \[(.)\])?  (.*)")
 PATHS = "DIR FILE FILE.csv FILE.html FILE.png FILE.pub FOLDER REGISTRY RUN RUN|FOLDER"
-TYPES: dict[str, Any] = {"N": int, "K": int, "PARTY": int, "N,N": _seeds}
+TYPES: dict[str, Any] = {"N": _count, "NUMBER": int, "N,N": _seeds}
 TYPES |= dict.fromkeys(PATHS.split(), Path)  # by metavar; others are text
 MORE: dict[str, dict[str, Any]] = {
     "--app": {"action": "append"},

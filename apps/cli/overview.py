@@ -57,24 +57,15 @@ def explained(config: RunConfig) -> str:
     for one in settings_of(type(config)):
         allowed = ", ".join([one.wanted, *(rule.words for rule in one.rules)])
         about[one.key] = f"{' '.join(one.help.split())} ({allowed})" if one.help else allowed
-    lines = to_yaml(config).splitlines()
     result, sections = list[str](), list[str]()
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
-        words = None
+    for line in to_yaml(config).splitlines():
         if (match := KEY.match(line)) is not None:
             sections = [*sections[: len(match[1]) // 2], match[2]]
-            words = about.get(".".join(sections))
-        if words is None or match is None:
-            result.append(line)
-            continue
-        mark, beside = f"{match[1]}# ", f"{line}  # {words}"
-        is_deeper = following.startswith(f"{match[1]} ")
-        # A comment may not stand inside a text that goes on in the next line.
-        if len(beside) <= WIDTH and (not is_deeper or following.lstrip().startswith("- ")):
-            result.append(beside)
-        else:
+            mark, words = f"{match[1]}# ", about.get(".".join(sections), "")
             fill = TextWrapper(WIDTH, mark, mark, break_on_hyphens=False, break_long_words=False)
-            result += [*fill.wrap(words), line]
+            # Above, since a text may go on in the next line
+            result += fill.wrap(words)
+        result.append(line)
     return "\n".join([*result, ""])
 
 

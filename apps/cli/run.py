@@ -152,8 +152,6 @@ def default_folder(name: str, kind: str = "") -> Path:
 def _plan(args: argparse.Namespace) -> tuple[Path, list[Job]]:
     """Return the output folder and the runs; all settings are checked before the first run."""
     name, overrides, seeds = args.config, list(args.overrides), args.seeds
-    if args.log_every < 1:
-        raise ConfigError(f"--log-every {args.log_every}: at least 1 is needed")
     if args.ray_address is not None and args.engine != "flwr":
         raise ConfigError(f"--ray-address {args.ray_address}: needs --engine flwr")
     if args.overwrite and args.resume is not None:
@@ -264,14 +262,9 @@ def _done(job: Job) -> dict[str, object] | None:
 
 def _interrupted(job: Job, top: Path) -> str:
     # As storage.checkpoint lays them out; to import that (and torch) now would take seconds.
-    kept = sorted(path.parent for path in job.out.rglob("round-*/server.safetensors"))
-    if not (job.out / "metrics.jsonl").exists():
-        return "interrupted before the end of the first round; nothing is kept of it"
-    if not kept:
-        every = job.config.checkpoint_every
-        return f"interrupted; no checkpoint (checkpoint_every={every}); rounds so far: {job.out}"
-    again = f"flower-graph run --resume {shlex.quote(str(top))}"
-    return f"interrupted; the last checkpoint is {kept[-1]}; go on with: {again}"
+    if any(job.out.rglob("round-*/server.safetensors")):
+        return f"interrupted; go on with: flower-graph run --resume {shlex.quote(str(top))}"
+    return f"interrupted; no checkpoint (checkpoint_every={job.config.checkpoint_every})"
 
 
 class RoundPrinter:
@@ -292,15 +285,11 @@ class RoundPrinter:
             record = plain({"seed": self._config.seed, **report.to_record()})
             print(json.dumps(record), flush=True)
         elif not args.quiet:
+            # The last round has a line, and those with something unusual
+            is_told = report.skipped or report.rejected or report.round >= total
             if sys.stderr.isatty() or "ipykernel" in sys.modules:  # a notebook shows a bar too
                 self._advance(report)
-            # The last round has a line, and those with something unusual
-            elif (
-                report.skipped
-                or report.rejected
-                or report.round >= total
-                or (report.round % args.log_every == 0)
-            ):
+            elif is_told or report.round % args.log_every == 0:
                 say(format_round(report, total, method_of(self._config).clients), to=sys.stderr)
         if (on_round := getattr(args, "on_round", None)) is not None:
             on_round(report)
@@ -355,22 +344,26 @@ def runs_to_clear(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         return []
-    seeds = sorted(one for one in folder.glob("seed-*") if re.fullmatch(r"seed-\d+", one.name))
+    seeds = [*seed_folders(folder).values()]
     runs = seeds or [folder]
     written = {folder: [SUMMARY, *(one.name for one in seeds)]} | dict.fromkeys(runs, WRITTEN)
-    for run in runs:
-        file, why = run / CONFIG, f"{run.name} is not a run's"
-        if run.is_symlink() or not run.is_dir():
-            raise _kept(folder, why)
-        with reading(file, OutputError):
-            if holds_something(run) and not (
-                is_of_run(str(file)) and read_text(file, MOST_SETTINGS).startswith(RUN_OF)
-            ):
-                raise _kept(folder, why)
-    for path in (path for place in written for path in place.iterdir()):
-        if not any(fnmatch(path.name, name) for name in written[path.parent]):
-            raise _kept(folder, f"no run writes {path.name!r}")
+    foreign = [run.name for run in runs if run.is_symlink() or not _is_run(run)]
+    foreign += [
+        path.name
+        for place, names in written.items()
+        for path in place.iterdir()
+        if not any(fnmatch(path.name, name) for name in names)
+    ]
+    if foreign:
+        raise OutputError(f"output folder {folder}: no run wrote {foreign[0]}; choose another")
     return runs
+
+
+def _is_run(folder: Path) -> bool:
+    with reading(file := folder / CONFIG, OutputError):
+        return not holds_something(folder) or (
+            is_of_run(str(file)) and read_text(file, MOST_SETTINGS).startswith(RUN_OF)
+        )
 
 
 def clear_runs(folder: Path) -> None:
@@ -384,7 +377,3 @@ def clear_runs(folder: Path) -> None:
             if run != folder:
                 remove_empty(run)
     remove(folder / SUMMARY)
-
-
-def _kept(folder: Path, why: str) -> OutputError:
-    return OutputError(f"output folder {folder}: {why}, so it is not overwritten; choose another")

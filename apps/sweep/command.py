@@ -69,9 +69,8 @@ class Trial:
     @cached_property
     def folder(self) -> Path:
         """The folder of the trial's runs; its name depends on all settings."""
-        settings = settings_of(self.loaded(0))
-        settings = {key: value for key, value in settings.items() if key not in ("seed", "track")}
-        text = json.dumps(settings, sort_keys=True)
+        settings = settings_of(self.loaded(0)).items()
+        text = json.dumps({k: v for k, v in settings if k not in ("seed", "track")}, sort_keys=True)
         words = re.sub(r"[^\w.,=+-]", "-", self.words.replace(" ", ","))[:MOST_NAME] or "as-it-is"
         return self.out / f"{words}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
 
@@ -87,9 +86,8 @@ class Trial:
     @property
     def validation(self) -> float:
         """The mean over seeds of the best validation; NaN if a run has none."""
-        metric = self.loaded(0).metrics[0]
-        values = [self.result(seed).get(f"best-val-{metric}") for seed in self.seeds]
-        return fmean(math.nan if value is None else float(value) for value in values)
+        key = f"best-val-{self.loaded(0).metrics[0]}"
+        return fmean(number(self.result(seed).get(key)) for seed in self.seeds)
 
     @property
     def merit(self) -> float:
@@ -104,15 +102,15 @@ def do(trials: Sequence[Trial], of: int | None = None) -> None:
     missing = [(one, seed) for one, seed in runs.values() if not one.result(seed)]
     if of is not None:
         check_all([trial.loaded(seeds[0]) for trial in trials])
-        words = f"{of} settings × {len(seeds)} seed" + "s" * (len(seeds) > 1)
-        done = len(runs) - len(missing)
-        say(f"{of * len(seeds)} runs ({words}), {done} done before", to=sys.stderr)
-        say(f"{workers_for(missing)} runs at a time, in {out}", to=sys.stderr)
-    for number, ((trial, seed), words, left) in enumerate(
-        in_parallel(do_run, missing, trials[0].apps), 1
-    ):
-        end = f"; {time_left(left)} left" if number < len(missing) else ""
-        say(f"{number}/{len(missing)}  {trial.words}, seed {seed}: {words}{end}", to=sys.stderr)
+        say(
+            f"{of * len(seeds)} runs ({of} settings × {len(seeds)} seeds), "
+            f"{len(runs) - len(missing)} done before; {workers_for(missing)} at a time, in {out}",
+            to=sys.stderr,
+        )
+    done = in_parallel(do_run, missing, trials[0].apps)
+    for number, ((trial, seed), words, left) in enumerate(done, 1):
+        end = f"{words}; {time_left(left)} left"
+        say(f"{number}/{len(missing)}  {trial.words}, seed {seed}: {end}", to=sys.stderr)
 
 
 def do_run(trial: Trial, seed: int) -> str:
@@ -127,9 +125,13 @@ def do_run(trial: Trial, seed: int) -> str:
     except DivergedError as error:
         remove_folder(out)
         return f"diverged ({error})"
-    value = result.get(f"best-val-{config.metrics[0]}")
-    what = f"validation {config.metrics[0]}"
-    return f"no {what}" if value is None else f"{what} {value:.3f}"
+    metric = config.metrics[0]
+    return f"validation {metric} {number(result.get(f'best-val-{metric}')):.3f}"
+
+
+def number(value: float | None) -> float:
+    """Return NaN for a figure that a result does not have."""
+    return math.nan if value is None else value
 
 
 # Optuna
@@ -190,22 +192,18 @@ def sweep_command(args: argparse.Namespace) -> int:
     """Do the missing runs of a sweep, and write the result."""
     fixed, varied = read_settings(args.overrides, ranges=args.optuna is not None)
     seeds = args.seeds or [loaded(args.config, tuple(fixed)).seed]
-    if args.optuna is not None and not (varied and args.optuna > 0):
-        raise ConfigError(f"--optuna {args.optuna}: name a number of trials, and what varies")
+    if args.optuna is not None and not varied:
+        raise ConfigError(f"--optuna {args.optuna}: name what varies")
     out = named(args.out or Path("runs") / f"sweep-{stem_of(args.config)}")
     sweep = Trial(args.config, tuple(fixed), out, tuple(seeds), tuple(args.app or ()))
     with new_folder(out, may_exist=True):
-        try:
-            if args.optuna is None:
-                trials = [sweep.vary(one) for one in product(*varied.values())]
-                do(trials, len({trial.folder for trial in trials}))
-            else:
-                trials = search(sweep, varied, args.optuna)
-            finish(trials)
-            return 0
-        except KeyboardInterrupt:
-            say("interrupted; the same command goes on", to=sys.stderr)
-            return 130
+        if args.optuna is None:
+            trials = [sweep.vary(one) for one in product(*varied.values())]
+            do(trials, len({trial.folder for trial in trials}))
+        else:
+            trials = search(sweep, varied, args.optuna)
+        finish(trials)
+    return 0
 
 
 def read_settings(
@@ -244,22 +242,23 @@ def split(text: str) -> list[str]:
 
 def finish(trials: Sequence[Trial]) -> None:
     """Print the comparison, and write it and the best settings."""
-    each = {trial.folder: trial for trial in trials}
-    whole = {folder: one for folder, one in each.items() if math.isfinite(one.merit)}
+    each = {trial.folder: trial for trial in trials}.values()
+    whole = [trial for trial in each if math.isfinite(trial.merit)]
+    whole.sort(key=lambda trial: -trial.merit)
     if not whole:
         raise OutputError("no run of any setting has a validation figure: there is no best one")
-    for folder, trial in whole.items():
-        summarise(folder, [trial.result(seed) for seed in trial.seeds])
-    ordered = sorted(whole, key=lambda folder: -whole[folder].merit)
-    best, compared = whole[ordered[0]], compare(*ordered)
+    for trial in whole:
+        summarise(trial.folder, [trial.result(seed) for seed in trial.seeds])
+    best, compared = whole[0], compare(*(trial.folder for trial in whole))
     say(compared.to_text())
     write_text(best.out / "table.csv", compared.to_csv())
     seeds = ", ".join(map(str, best.seeds))
     why = f"best validation, {best.validation:.4f} on average over seeds {seeds}"
     text = to_yaml(loaded(best.config, (*best.fixed, *best.varied)))
     write_text(best.out / BEST, f"# Chosen by `flower-graph sweep`: {why}.\n{text}")
-    for folder in each.keys() - whole.keys():
-        say(f"left out: {folder.name}: not all seeds have a validation figure", to=sys.stderr)
+    for trial in each:
+        if trial not in whole:
+            say(f"left out: {trial.folder.name}: a seed has no validation figure", to=sys.stderr)
     say(f"\nbest by validation ({best.validation:.3f}): {best.words or 'as it is'}")
     apps = "".join(f" --app {file}" for file in best.apps)
     say(f"  flower-graph run {os.path.relpath(best.out / BEST)}{apps}")

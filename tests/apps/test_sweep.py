@@ -142,7 +142,6 @@ def test_what_was_killed_or_diverged_is_no_run(
         (["model.hidden=1,zwei"], "model.hidden"),
         (["model.hidden=8..4", "--optuna", "2"], "model.hidden"),
         (["model.hidden=8", "--optuna", "2"], "--optuna"),
-        (["model.hidden=4..8", "--optuna", "0"], "--optuna"),
     ],
 )
 def test_wrong_values_are_refused_before_a_run(

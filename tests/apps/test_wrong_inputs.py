@@ -55,7 +55,7 @@ WRONG = {
     "reproduce nfedgnn --only data": r"--only 'data'",
     "reproduce nfedgnn --only dta=Cora": r"dta: unknown key",
     "reproduce nfedgnn --only data=Coral": r"--only data=Coral: unknown",
-    "reproduce nfedgnn --rounds 0": r"--rounds 0",
+    "reproduce nfedgnn --rounds 0": r"--rounds: 0",
     "audit": r"CONFIG: missing",
     "audit quickstart --rounds 1": r"--rounds 1",
     "audit quickstart --epsilon none": r"--epsilon none",
