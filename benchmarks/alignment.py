@@ -26,7 +26,7 @@ from flower_graph.rng import generator
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.node_config import MOST_BLOCK
-from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.registry import TrustSettings
 
 RUN, SEED = b"run", b"the epoch's seed"
 # SuperNodes, clients of each, identities of each client

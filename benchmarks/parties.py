@@ -11,9 +11,14 @@ from typing import Any, Self
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from flower_graph.secure.parties.identity import MOST_BEGUN, Identity, TrustSettings
 from flower_graph.secure.parties.journal import STATE_BYTES
-from flower_graph.secure.parties.registry import RegisteredParty, Registry
+from flower_graph.secure.parties.registry import (
+    MOST_BEGUN,
+    Identity,
+    RegisteredParty,
+    Registry,
+    TrustSettings,
+)
 from flower_graph.secure.ring import RingArray
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import (

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from flower_graph.ops import consensus as consensus
     from flower_graph.ops import orthogonal_procrustes as orthogonal_procrustes
     from flower_graph.ops import procrustes as procrustes
-    from flower_graph.secure.client import SecureSumClient as SecureSumClient
+    from flower_graph.secure.sum.client import SecureSumClient as SecureSumClient
     from flower_graph.secure.sum.server import PartySums as PartySums
     from flower_graph.secure.sum.server import SumServer as SumServer
     from flower_graph.server import sums as secure_sum  # noqa: F401

@@ -5,8 +5,14 @@ import argparse
 from flower_graph.apps.cli.say import say
 from flower_graph.errors import ConfigError
 from flower_graph.secure.node_config import FEWEST_PARTIES
-from flower_graph.secure.parties.identity import new_identity, public_file, read_public
-from flower_graph.secure.parties.registry import Registry, read_numbers, write_numbers
+from flower_graph.secure.parties.registry import (
+    Registry,
+    new_identity,
+    public_file,
+    read_numbers,
+    read_public,
+    write_numbers,
+)
 
 
 def identity_command(args: argparse.Namespace) -> int:

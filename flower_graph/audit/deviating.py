@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from flower_graph.audit.attacks import Deviation, Finding, guesses, ranking
 from flower_graph.secure.align import blinded as ids
-from flower_graph.secure.align.blinded import KEY_HOLDERS, MOST_SKIPPED
+from flower_graph.secure.align.blinded import KEY_HOLDERS, MOST_SKIPPED, public_of
 from flower_graph.secure.align.server import BLINDED
 from flower_graph.secure.channel import rows_of
-from flower_graph.secure.parties.proofs import public_of
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
     SEED,

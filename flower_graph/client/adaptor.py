@@ -133,7 +133,7 @@ def _refuse_less(client: NumPyClient, context: Context) -> None:
     given = [key for key in context.node_config if key in TRUST_KEYS or key.startswith("trust-")]
     if not given or getattr(client, "trust", None) is not None:
         return
-    from flower_graph.secure.parties.identity import TrustSettings  # loads cryptography
+    from flower_graph.secure.parties.registry import TrustSettings  # loads cryptography
 
     try:
         TrustSettings.of(context.node_config, context.run_id)

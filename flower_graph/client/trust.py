@@ -18,7 +18,7 @@ from flower_graph.storage.files import PARTITION, default_folder, own_folder
 if TYPE_CHECKING:
     from flwr.app import Context
 
-    from flower_graph.secure.parties.identity import TrustSettings
+    from flower_graph.secure.parties.registry import TrustSettings
 
 REGISTRY_FILE = "registry.json"
 
@@ -30,8 +30,7 @@ def throwaway_parties(run_id: int, hosted: Sequence[range]) -> Path:
     by its ``partition-id``.
     """
     # Imported here, because importing keys takes longer than starting a run without them.
-    from flower_graph.secure.parties.identity import new_identity
-    from flower_graph.secure.parties.registry import Registry
+    from flower_graph.secure.parties.registry import Registry, new_identity
 
     folder = _folder(run_id)
     own_folder(folder, default_folder())
@@ -50,7 +49,7 @@ def trust_of(context: Context, *, hides: bool = False) -> TrustSettings:
     vector has the noise that the node config asks for, or sums are under pads: two sums may then
     differ by one SuperNode.
     """
-    from flower_graph.secure.parties.identity import IDENTITY_KEY, REGISTRY, TrustSettings
+    from flower_graph.secure.parties.registry import IDENTITY_KEY, REGISTRY, TrustSettings
 
     settings = TrustSettings.of(context.node_config, context.run_id)
     if settings is None:

@@ -5,7 +5,7 @@ server that hands out public keys of its own would learn the key; where the serv
 each public key is signed with its SuperNode's own key, which is in the registry. Any process to
 which a SuperNode passes the key has it.
 
-The pads and checks of relayed sums (``relayed.py``) come from the same key.
+The pads and checks of relayed sums (``ring.py``) come from the same key.
 """
 
 import hashlib
@@ -30,10 +30,8 @@ from flower_graph.secure.channel import (
     seal,
     unseal,
 )
-from flower_graph.secure.parties.identity import SIGNATURE_BYTES, TrustSettings
-from flower_graph.secure.parties.registry import Registry
-from flower_graph.secure.relayed import CHECKS, SumPad
-from flower_graph.secure.ring import Ring, RingArray
+from flower_graph.secure.parties.registry import SIGNATURE_BYTES, Registry, TrustSettings
+from flower_graph.secure.ring import CHECKS, Ring, RingArray, SumPad
 from flower_graph.wire.codec import Block, Bytes, Flag, Message
 
 NAME = "common-key"  # in Context.state

@@ -1,9 +1,9 @@
 """Sums of Flower clients' vectors; the server cannot read a single vector.
 
-``SecureSum`` is the server's half; the clients' is ``flower_graph.secure.client``. This module is
-only the transport of the protocol's messages. ``docs/secure-sum.md`` has an example. A sum takes
-two exchanges: masked vectors, then shares, and the second also prepares the next sum. All numbers
-here are of clients, whichever SuperNode takes part for them.
+``SecureSum`` is the server's half, ``SecureSumClient`` the clients'. This module is only the
+transport of the protocol's messages. ``docs/secure-sum.md`` has an example. A sum takes two
+exchanges: masked vectors, then shares, and the second also prepares the next sum. All numbers here
+are of clients, whichever SuperNode takes part for them.
 """
 
 import logging

@@ -3,7 +3,7 @@
 The vector that a client adds to the sum has its parts in a row (``Layout``): embeddings by slot, a
 one for each slot that the client holds, its measurements, and, if models are shared, its weights.
 It is written as words of a ring, under two kinds of pads that the server does not know
-(``secure.align.slots``), or as plain float64. Embeddings that are too long for the ring are
+(``secure.align.client``), or as plain float64. Embeddings that are too long for the ring are
 shortened. If a client's other numbers do not fit, the client is left out, never clipped.
 """
 
@@ -42,15 +42,12 @@ from flower_graph.ops.grouped import one_thread
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot, predictions_from
 from flower_graph.privacy.noise import ClientNoise
-from flower_graph.secure.align.client import AlignmentClient
-from flower_graph.secure.align.slots import SlotTable
+from flower_graph.secure.align.client import AlignmentClient, SlotTable
 from flower_graph.secure.channel import framed
-from flower_graph.secure.client import MaskingClient
-from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.relayed import CHECKS, REFUSAL, checks_of
-from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.client import SumClient
+from flower_graph.secure.parties.registry import TrustSettings
+from flower_graph.secure.ring import CHECKS, REFUSAL, Ring, checks_of
+from flower_graph.secure.sum.client import MaskingClient, SumClient
 from flower_graph.secure.sum.messages import RING, KeyReply, MaskRequest, SumTerms
 from flower_graph.strategies.fedscem.config import ALIGNMENTS, EgoSettings
 from flower_graph.strategies.fedscem.modules import (

@@ -32,7 +32,6 @@ from flower_graph.ops.graph import row_entries
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
 from flower_graph.secure.channel import KEY_BYTES
-from flower_graph.secure.client import MaskingClient
 from flower_graph.secure.common_key import (
     CHECK_BYTES,
     SIGNED_KEY,
@@ -40,10 +39,10 @@ from flower_graph.secure.common_key import (
     KeyPacket,
     ShareKeyRequest,
 )
-from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.relayed import CHECKS
-from flower_graph.secure.ring import Ring, RingArray
+from flower_graph.secure.parties.registry import TrustSettings
+from flower_graph.secure.ring import CHECKS, Ring, RingArray
+from flower_graph.secure.sum.client import MaskingClient
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.storage import row_file
 from flower_graph.storage.files import node_name, state_key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from flwr.app import Context
 from torch import Tensor, nn
+from torch.nn import functional
 
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import LINKS, MLP, checkpoint_settings
@@ -20,6 +22,7 @@ from flower_graph.data.baselines import (
     Figures,
     graph_baselines,
     link_baselines,
+    propagate_all_labels,
 )
 from flower_graph.data.description import DataForm, NewGraph, saying, tell
 from flower_graph.data.features import ReadOptions, sketched
@@ -38,9 +41,11 @@ from flower_graph.errors import ConfigError, DataError, RefusedError
 from flower_graph.flower_compat import Mod
 from flower_graph.method import Method, Partition
 from flower_graph.method.permits import ALLOW_TRUST, PLAIN
-from flower_graph.models import SplitModel, build_server_model
+from flower_graph.models import CentralModel, SplitModel, build_server_model
+from flower_graph.ops.adam import Adam
 from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.noise import PrivateRows, client_noise
+from flower_graph.records.rounds import Epoch
 from flower_graph.rng import seeded
 from flower_graph.storage.files import DATA_FOLDER, PARTITION, PARTITIONS
 from flower_graph.strategies.nfedgnn.client import CommonLayerClient, NodeClient, UsersClient
@@ -58,7 +63,6 @@ from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay, held_li
 if TYPE_CHECKING:
     from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.nfedgnn.attack import RelayAudit
-
 
 ROWS_FOLDER = "rows"  # of the output folder, for users' weights in files
 
@@ -294,3 +298,40 @@ def users_left(config: NFedGNNConfig, graph: Any) -> list[int]:
     for name in left.difference(names):
         raise ConfigError(f"data.remove: {name!r} is no user of this run")
     return [user for user, name in enumerate(names) if name in left]
+
+
+def train_centralised(config: NFedGNNConfig) -> list[Epoch]:
+    """Train a GCN, GAT or GraphSAGE with shared weights on the whole graph, with its masks."""
+    data = cached_data(config)
+    device = resolve_device(config.device)
+    server = split_model(config, int(data.num_classes))
+    with seeded(torch.device("cpu"), config.seed, "user-model"):
+        network = CentralModel(data.x.shape[1], server, config.model.dropout).to(device)
+    step = config.strategy
+    optimizer = Adam(network.parameters(), lr=step.learning_rate, weight_decay=step.weight_decay)
+    x, edges, y = (tensor.to(device) for tensor in (data.x, data.edge_index, data.y))
+    train, *measured = (getattr(data, part).to(device) for part in PARTS)
+    epochs, best = list[Epoch](), 0  # the best epoch
+    for number in range(1, config.rounds + 1):
+        if config.patience and number > best + config.patience:
+            break  # as a run ends
+        network.train()
+        with seeded(device, config.seed, "centralised-dropout", number):
+            logits = network(x, edges)
+        loss = functional.cross_entropy(logits[train], y[train])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        network.eval()
+        with torch.no_grad():
+            right = network(x, edges).argmax(1) == y
+        val, test = (int(right[mask].sum()) / int(mask.sum()) for mask in measured)
+        epochs.append(Epoch(loss.item(), val, test))
+        best = number if val > max((one.val_accuracy for one in epochs[:-1]), default=-1) else best
+    return epochs
+
+
+def propagate_labels(config: NFedGNNConfig) -> list[Epoch]:
+    """Spread the server's labels: the labels for training and for the choice of a round."""
+    found = propagate_all_labels(cached_data(config))
+    return [Epoch(math.nan, found["val"], found["test"])]

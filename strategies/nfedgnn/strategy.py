@@ -104,7 +104,7 @@ from flower_graph.secure.common_key import (
     ShareKeyRequest,
     check_signed,
 )
-from flower_graph.secure.relayed import CHECKS
+from flower_graph.secure.ring import CHECKS
 from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.secure.sum.server import PartySums, Skipped, SumServer
 from flower_graph.server.round_loop import RoundStrategy

@@ -37,11 +37,11 @@ from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Embeddings, Predictions, SavedModels, Snapshot
 from flower_graph.rng import derive_seed
 from flower_graph.secure.channel import framed, rows_of
-from flower_graph.secure.client import MaskingClient
 from flower_graph.secure.node_config import LEAST_HOLDERS
-from flower_graph.secure.parties.identity import SIGNATURE_BYTES, TrustSettings
 from flower_graph.secure.parties.journal import Journal
+from flower_graph.secure.parties.registry import SIGNATURE_BYTES, TrustSettings
 from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum.client import MaskingClient
 from flower_graph.strategies.ppfl.config import CLASSIFIERS, JUDGED, PRECISIONS
 from flower_graph.strategies.ppfl.evaluation import GraphJudge
 from flower_graph.strategies.ppfl.modules import Asked, GATCohort

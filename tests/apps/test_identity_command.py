@@ -4,7 +4,7 @@ import pytest
 
 from flower_graph.apps.cli.main import main
 from flower_graph.errors import IdentityError
-from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.registry import TrustSettings
 
 PARTIES = 6
 

@@ -40,8 +40,8 @@ from flower_graph.outputs.figures import CLIENTS as CLIENTS_TABLE
 from flower_graph.outputs.figures import CURVES, FigureLog, merge_clients, write_figures
 from flower_graph.outputs.files import Embeddings, SavedModels, Snapshot, SparseRows, read_models
 from flower_graph.records.rounds import RoundReport, read_reports
-from flower_graph.secure.parties.identity import Identity, Registry, read_public
 from flower_graph.secure.parties.journal import Journal, sealed
+from flower_graph.secure.parties.registry import Identity, Registry, read_public
 from flower_graph.storage import checkpoint
 from flower_graph.storage.reading import reading
 from flower_graph.storage.sealed import StateKey

@@ -16,8 +16,8 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from flower_graph.secure.align import blinded as ids
+from flower_graph.secure.align.blinded import public_of
 from flower_graph.secure.channel import new_key
-from flower_graph.secure.parties.proofs import public_of
 from flower_graph.secure.sum.messages import (
     EpochRequest,
     KeyRequest,

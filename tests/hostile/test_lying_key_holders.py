@@ -20,9 +20,10 @@ from flower_graph.secure.align.blinded import (
     block_parts,
     drawn,
     proof_context,
+    prove,
+    public_of,
 )
 from flower_graph.secure.channel import rows_of
-from flower_graph.secure.parties.proofs import prove, public_of
 
 DATA = {client: [client, client + 1, 100] for client in range(10)}
 

@@ -33,7 +33,7 @@ from flower_graph.client.state import IN_PROCESS, forget_run
 from flower_graph.client.trust import trust_of
 from flower_graph.errors import NoClientsError, RefusedError
 from flower_graph.records.rounds import RoundReport
-from flower_graph.secure.relayed import CHECKS, REFUSAL
+from flower_graph.secure.ring import CHECKS, REFUSAL
 from flower_graph.secure.sum import server as sum_server
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import MaskedEmbeddingAveraging

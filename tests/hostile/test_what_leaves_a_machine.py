@@ -35,8 +35,7 @@ from flower_graph.method.of_app import configured, configured_client
 from flower_graph.method.registry import method_of
 from flower_graph.secure.align.blinded import TOKEN
 from flower_graph.secure.align.client import AlignmentClient
-from flower_graph.secure.client import SUM_STATE
-from flower_graph.secure.sum.client import SumClient
+from flower_graph.secure.sum.client import SUM_STATE, SumClient
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
 from flower_graph.strategies.ppfl.client import SecureConsensusClient

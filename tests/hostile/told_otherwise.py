@@ -35,10 +35,9 @@ from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
 from flower_graph.client.state import forget_run
 from flower_graph.data.graph import ClientGraph, to_undirected
 from flower_graph.secure.align import blinded
-from flower_graph.secure.client import SecureSumClient
-from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.secure.ring import SIGNED
-from flower_graph.secure.sum.client import SumClient
+from flower_graph.secure.sum.client import SecureSumClient, SumClient
 from flower_graph.secure.sum.server import PartySums, SumResult, SumRound
 from flower_graph.server.sums import SecureSum
 from flower_graph.simulation import InProcessGrid

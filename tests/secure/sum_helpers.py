@@ -10,9 +10,8 @@ from typing import Any, Self
 import numpy as np
 
 from benchmarks import parties
-from flower_graph.secure.parties.identity import TrustSettings, new_identity
 from flower_graph.secure.parties.journal import STATE_BYTES
-from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.parties.registry import Registry, TrustSettings, new_identity
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import MaskedReply, MaskRequest, SumTerms

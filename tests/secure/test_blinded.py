@@ -10,7 +10,7 @@ from nacl import bindings as sodium
 
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.blinded import MAX_CLIENTS, cells_for, insert, order_tokens, peel
-from flower_graph.secure.align.slots import SlotTable, slot_table
+from flower_graph.secure.align.client import SlotTable, slot_table
 
 RUN = b"run"
 SECRETS = [bytes([i]) * 32 for i in (1, 2, 3)]

@@ -13,8 +13,14 @@ import pytest
 
 from flower_graph.errors import ConfigError, IdentityError
 from flower_graph.secure.channel import new_key
-from flower_graph.secure.parties.identity import Identity, TrustSettings, new_identity
-from flower_graph.secure.parties.registry import Registry, read_numbers, write_numbers
+from flower_graph.secure.parties.registry import (
+    Identity,
+    Registry,
+    TrustSettings,
+    new_identity,
+    read_numbers,
+    write_numbers,
+)
 from flower_graph.secure.sum.messages import BINDING, KeyReply
 
 

@@ -11,7 +11,7 @@ from sum_helpers import TERMS, PartyWorld
 from benchmarks import sums
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError, StateLostError
 from flower_graph.secure.parties.epoch import Epoch
-from flower_graph.secure.parties.identity import Identity
+from flower_graph.secure.parties.registry import Identity
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.server import Skipped
 from flower_graph.wire.exchange import Replies

@@ -8,9 +8,7 @@ import pytest
 from nacl import bindings as sodium
 
 from flower_graph.secure.align import blinded as ids
-from flower_graph.secure.channel import pieces, rows_of
-from flower_graph.secure.parties import proofs
-from flower_graph.secure.parties.proofs import (
+from flower_graph.secure.align.blinded import (
     ORDER,
     PROOF,
     Claim,
@@ -21,6 +19,7 @@ from flower_graph.secure.parties.proofs import (
     public_of,
     verify,
 )
+from flower_graph.secure.channel import pieces, rows_of
 
 
 def a_scalar(number: int = 0) -> bytes:
@@ -54,7 +53,7 @@ def test_answers_are_proved(logs):
 
 def test_no_secret_scalar_becomes_a_python_integer(monkeypatch):
     """Python multiplies integers in a time that depends on them; libsodium does not."""
-    seen, nonces, challenge = [], [], proofs._to_scalar
+    seen, nonces, challenge = [], [], ids._to_scalar
 
     class Watched(int):
         @classmethod
@@ -67,9 +66,8 @@ def test_no_secret_scalar_becomes_a_python_integer(monkeypatch):
         nonces.extend([found] if purpose == b"Nonce" else [])
         return found
 
-    for module in (proofs, ids):
-        monkeypatch.setattr(module, "int", Watched, raising=False)
-    monkeypatch.setattr(proofs, "_to_scalar", noted)
+    monkeypatch.setattr(ids, "int", Watched, raising=False)
+    monkeypatch.setattr(ids, "_to_scalar", noted)
     secrets = [os.urandom(32), os.urandom(32)]
     key, inputs = ids.key_share(secrets, 1), some_points(2, 3)
     proof, outputs = proved(key, inputs)

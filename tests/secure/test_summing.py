@@ -9,8 +9,8 @@ from sum_helpers import write_keys
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import IdentityError, MalformedReplyError
-from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.sum.client import SecureSumClient
 from flower_graph.secure.sum.server import Cause, PartySums, Reason, Skipped
 from flower_graph.server.sums import SecureSum
 from flower_graph.simulation import InProcessGrid

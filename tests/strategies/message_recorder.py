@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Context, RecordDict
 
 from flower_graph.audit.attacks import RecordingGrid
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.secure.client import SecureSumClient
+from flower_graph.secure.sum.client import SecureSumClient
 from flower_graph.server.sums import SecureSum
 from flower_graph.strategies.fedgls.config import METHODS as STRUCTURES
 from flower_graph.wire.exchange import Exchange

@@ -10,8 +10,7 @@ from federation import Federation, round_of
 
 from flower_graph import EgoNetworkClient
 from flower_graph.errors import RefusedError
-from flower_graph.secure.parties.identity import TrustSettings, new_identity
-from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.parties.registry import Registry, TrustSettings, new_identity
 from flower_graph.secure.ring import Ring
 from flower_graph.strategies.fedscem.client import EgoRequest, check_request
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import RefusedError
 from flower_graph.privacy.noise import ClientNoise
-from flower_graph.secure.align.slots import SlotTable, open_table
+from flower_graph.secure.align.client import SlotTable, open_table
 from flower_graph.secure.ring import Ring
 from flower_graph.strategies.fedscem.client import (
     METRIC_NAMES,

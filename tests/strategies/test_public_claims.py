@@ -13,8 +13,8 @@ from public_helpers import make_distrusting, run_secure, silent, start, toy_memb
 
 from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.errors import RefusedError
-from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
+from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.strategies.ppfl.client import (
     ROUNDS,
     Claims,

@@ -14,8 +14,7 @@ from test_summed import LINEAR, Summed, rich_graph
 
 from flower_graph.errors import NoClientsError, RefusedError
 from flower_graph.secure.common_key import CommonKey, KeyPacket, ShareKeyRequest
-from flower_graph.secure.relayed import CHECKS, SumPad, checks_of
-from flower_graph.secure.ring import Ring
+from flower_graph.secure.ring import CHECKS, Ring, SumPad, checks_of
 
 RING, SUM = Ring(64, 40, 3, 64.0), (bytes(16), 3, b"detail")
 LENGTH, COUNT = 12, 5

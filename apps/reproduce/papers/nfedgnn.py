@@ -6,7 +6,7 @@ from typing import Any
 
 from flower_graph.apps.reproduce import table as t
 
-CENTRAL = "flower_graph.strategies.nfedgnn.central"
+CENTRAL = "flower_graph.strategies.nfedgnn.method"
 CITATION, WIKIPEDIA = ["Cora", "CiteSeer", "PubMed"], ["Chameleon", "Squirrel", "Wiki-CS"]
 # Filtered: without duplicate nodes
 FILTERED = ["Chameleon", "Chameleon-filtered", "Squirrel", "Squirrel-filtered", "Wiki-CS"]

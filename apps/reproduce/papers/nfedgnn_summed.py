@@ -23,7 +23,7 @@ METHODS: dict[str, dict[str, Any]] = {
     SUMMED: {"tries": TRIES},
     CENTRAL: {
         "tries": TRIES,
-        "trained": "flower_graph.strategies.nfedgnn.central:train_centralised",
+        "trained": "flower_graph.strategies.nfedgnn.method:train_centralised",
     },
     OWN: {"config": "nfedgnn/{data}"},
 }

@@ -32,12 +32,10 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import AlignmentError, MalformedReplyError
 from flower_graph.secure.align import blinded as ids
-from flower_graph.secure.align.blinded import KEY_HOLDERS, MOST_SKIPPED
+from flower_graph.secure.align.blinded import KEY_HOLDERS, MOST_SKIPPED, Claim, failing
 from flower_graph.secure.channel import pieces, rows_of
 from flower_graph.secure.node_config import LEAST_HOLDERS, MOST_BLOCK, MOST_POINTS
-from flower_graph.secure.parties.identity import SIGNATURE_BYTES
-from flower_graph.secure.parties.proofs import Claim, failing
-from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.parties.registry import SIGNATURE_BYTES, Registry
 from flower_graph.wire.codec import split_rows
 
 # One alone could try out identities, so with two or more clients there is never only one.

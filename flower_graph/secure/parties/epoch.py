@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from flower_graph.errors import IdentityError, RefusedError, refuse_if
 from flower_graph.secure.channel import framed, pieces
 from flower_graph.secure.node_config import DIFFER_BY, FEWEST_PARTIES
-from flower_graph.secure.parties.identity import TrustSettings
-from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.parties.registry import Registry, TrustSettings
 from flower_graph.secure.sum.messages import EpochRequest, KeyReply, RevealRequest
 from flower_graph.secure.sum.partners import BROKEN, circle, order_by, plan, steps
 from flower_graph.wire.codec import RUN_BYTES, Bytes, Integers

@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from flower_graph.errors import IdentityError, MalformedReplyError, refuse_if
 from flower_graph.secure.channel import COMMITMENT_BYTES as CHECK
 from flower_graph.secure.channel import KEY_BYTES, TAG_BYTES, framed, is_low_order
-from flower_graph.secure.parties.identity import SIGNATURE_BYTES as SIGNATURE
-from flower_graph.secure.parties.identity import Identity
-from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.parties.registry import SIGNATURE_BYTES as SIGNATURE
+from flower_graph.secure.parties.registry import Identity, Registry
 from flower_graph.secure.ring import Ring, RingArray
 from flower_graph.secure.shamir import SHARE_BYTES
 from flower_graph.wire.codec import (

@@ -57,9 +57,8 @@ from flower_graph.secure.parties.epoch import (
     commit,
     plan_of,
 )
-from flower_graph.secure.parties.identity import SIGNATURE_BYTES
 from flower_graph.secure.parties.journal import choose, members_of, set_of
-from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.parties.registry import SIGNATURE_BYTES, Registry
 from flower_graph.secure.ring import WORDS, RingArray, add_streams
 from flower_graph.secure.shamir import SHARE_BYTES, combine_shares
 from flower_graph.secure.sum.messages import (
