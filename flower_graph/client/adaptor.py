@@ -298,16 +298,13 @@ def keep_state(message: Message, context: Context, call_next: ClientAppCallable)
     if file is None:
         return call_next(message, context)
     try:
-        if not file.exists():
-            raise FileNotFoundError(f"{file} is gone")
-        state = read_state(file, key)
-        context.state = state if _handled(state) > in_memory else context.state
+        if _handled(state := read_state(file, key)) > in_memory:
+            context.state = state
     except Exception as error:  # any error that damaged bytes cause
         if in_memory:
             LOG.warning("%s; going on with what Flower has in memory", error)
         elif file.exists():
-            who = f"client {node_name(context)}"
-            raise StateLostError(f"{who}: its state is lost: {error}") from error
+            raise StateLostError(f"client {node_name(context)}: its state: {error}") from error
     reply = call_next(message, context)
     handled = _handled(context.state) + 1
     context.state.pop(RECORD, None)

@@ -66,10 +66,10 @@ LOG = logging.getLogger(__name__)
 class ModuleClient(NumPyClient):
     """The clients of one SuperNode, each with a module on its own graph.
 
-    The server asks some or all clients to train. The reply has each client's arrays, or, if the
-    server needs no more (``ReportedFedAvg.weighted_sum``), their mean weighted by ``examples`` and
-    the sum of the weights. So the result does not depend on which SuperNode hosts a client. Without
-    training nodes a client has weight 0: it does not train, but is measured, and predicts.
+    The reply to ``train`` has each client's arrays, or, if the server needs no more
+    (``ReportedFedAvg.weighted_sum``), their mean weighted by ``examples`` and the sum of the
+    weights. So the result does not depend on which SuperNode hosts a client. Without training nodes
+    a client has weight 0: it does not train, but is measured, and predicts.
 
     The clients train as one program, each parameter a stack ``[c, ...]`` over their block-diagonal
     graph (``flower_graph.engine.cohort``), if a step of two clients gives what each gives alone;
@@ -77,11 +77,8 @@ class ModuleClient(NumPyClient):
     gets a graph of several clients then, and returns the sum over clients of each one's own
     (``graph.sum_of_means``); ``sent``, ``extras`` and ``exported`` get one client at a time.
 
-    A subclass may override the call of a module (``logits``), its loss (``loss``), its optimiser
-    and the graph of each step (``optimiser``, ``steps``), what comes before and after its steps
-    (``prepare``, ``finish``), the arrays that are sent (``sent``, ``extras``), a client's weight
-    (``examples``), and the module that is saved (``exported``). In a round ``received`` has the
-    server's arrays, by the names of the module's entries. If its module takes sparse features,
+    A subclass may override the methods from ``logits`` to ``exported``. In a round ``received`` has
+    the server's arrays, by the names of the module's entries. If its module takes sparse features,
     ``first_layers`` may name weights of which clients keep the active rows alone; they then train
     as one program in any case.
 
@@ -168,12 +165,9 @@ class ModuleClient(NumPyClient):
         ``prefix`` stands before the parameters' names in ``received``. Parameters that the server
         did not send are left out.
         """
-        pairs = [
-            (parameter, self.received[prefix + name])
-            for name, parameter in module.named_parameters()
-            if prefix + name in self.received
-        ]
-        return torch.stack([(own - came).square().sum() for own, came in pairs]).sum()
+        start, own = len(prefix), module.named_parameters()
+        came = {n[start:]: v for n, v in self.received.items() if n.startswith(prefix)}
+        return torch.stack([(p - came[n]).square().sum() for n, p in own if n in came]).sum()
 
     def sent(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
         """Return the arrays to send after training; by default the entries that may leave."""
@@ -261,11 +255,8 @@ class ModuleClient(NumPyClient):
                         self._train(learner, request.server_round, proximal)
             finite = cohort.finite(filter(self.shared.is_sent, cohort.names))
             cohort.restart([client for client in chosen if client not in finite])
-        left_out = {
-            client: NOT_FINITE if client in chosen else NO_EXAMPLE
-            for client in begun
-            if client not in chosen or client not in finite
-        }
+        good, why = finite.intersection(chosen), {one: NOT_FINITE for one in chosen}
+        left_out = {one: why.get(one, NO_EXAMPLE) for one in begun if one not in good}
         _refuse_if_all(left_out, [*begun])
         return cohort, list(begun), left_out
 
@@ -285,10 +276,8 @@ class ModuleClient(NumPyClient):
             request.server_round, self._clients, loss=loss, accuracy=measured[:, 1:], nodes=nodes
         )
         counts = self.task.count_all(judged, request.counting)
-        said = Measured(
-            weight=len(nodes), cross_entropy=loss, train=train, val=val, test=test, counts=counts
-        )
-        mean, weight, metrics = said.answer()
+        figures = {"cross_entropy": loss, "train": train, "val": val, "test": test}
+        mean, weight, metrics = Measured(weight=len(nodes), **figures, counts=counts).answer()
         # Where nobody has a loss, 0: a server must be able to tell that from a loss that is lost.
         if not any(bool(one.masks["train"].any()) for one in judged):
             mean = 0.0
@@ -326,18 +315,15 @@ class ModuleClient(NumPyClient):
     @torch.no_grad()
     def _take_over(self, cohort: Cohort, learner: Learner, begun: Mapping[int, Parameters]) -> None:
         """Begin with the server's arrays, which ``received`` then has."""
-        local, clients = self._shared_entries(learner.module), learner.graph.clients
-        came = [begun[client] for client in clients]
-        if all(one is came[0] for one in came):
-            came = came[:1]
-        if len(local) != len(came[0]):
-            raise ValueError(f"{len(came[0])} arrays came, but the module shares {len(local)}")
-        self.received, wholes = {}, cohort.module.state_dict()
+        local, wholes = self._shared_entries(learner.module), cohort.module.state_dict()
+        came = [begun[client] for client in learner.graph.clients]
+        came = came[:1] if all(one is came[0] for one in came) else came
+        wanted = [tuple(wholes[name].shape) for name in local]
+        if any(wanted != [values.shape for values in one] for one in came):
+            shapes = [values.shape for values in came[0]]
+            raise ValueError(f"arrays of shapes {shapes!s:.200}; the module shares {wanted!s:.200}")
+        self.received = {}
         for (name, value), *each in zip(local.items(), *came, strict=True):
-            wanted = tuple(wholes[name].shape)
-            if any(values.shape != wanted for values in each):
-                expected = f"expected {wanted} as in the clients' module"
-                raise ValueError(f"{name} has shape {each[0].shape}, {expected}")
             stack = torch.from_numpy(each[0] if len(each) == 1 else np.stack(each))
             # A mean of counters is no whole number.
             stack = stack if value.is_floating_point() else stack.double().round()

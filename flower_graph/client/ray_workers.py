@@ -223,12 +223,9 @@ NEEDED = {
     "out": ("clients/{0}/**/*", CHECKPOINTS + "/round-*/client-{0}.safetensors"),
     "state": ("parties/{0}", "parties/{0}.*", "parties/registry.json"),
 }
-# Of each file, by the folder that it is in and its path there: inode, size, time of change
-Stamps = dict[tuple[str, str], tuple[int, int, int]]
-
-
-# The folder of a file, its path there, and the whole file; None if it was removed
-Change = tuple[str, str, bytes | None]
+Name = tuple[str, str]  # of a file: the folder that it is in, and its path there
+Files = dict[Name, bytes | None]  # whole files; None: removed
+Stamps = dict[Name, tuple[int, int, int]]  # inode, size, time of change
 
 
 class Folders:
@@ -237,18 +234,21 @@ class Folders:
     def __init__(self, out: Path, state: Path) -> None:
         self.out, self._roots = out, {"out": out, "state": state}
 
-    def read(self, supernode: str) -> list[Change]:
-        found = {
+    def needed(self, supernode: str) -> Files:
+        """Return the files that a SuperNode begins with."""
+        return self.read(
             (folder, str(path.relative_to(root)))
             for folder, root in self._roots.items()
             for pattern in NEEDED[folder]
             for path in root.glob(pattern.format(supernode))
             if path.is_file()
-        }
-        return [self._read(name) for name in sorted(found)]
+        )
 
-    def write(self, changes: Iterable[Change]) -> None:
-        for folder, name, data in changes:
+    def read(self, names: Iterable[Name]) -> Files:
+        return {name: read_bytes(self._roots[name[0]] / name[1], MOST_TENSORS) for name in names}
+
+    def write(self, files: Files) -> None:
+        for (folder, name), data in files.items():
             path = inside(self._roots[folder], name)
             if data is None:
                 remove(path)
@@ -258,21 +258,13 @@ class Folders:
 
     def stamps(self) -> Stamps:
         """Return a stamp for each file, which changes when the file does."""
-        result = {}
+        result = Stamps()
         for folder, root in self._roots.items():
             for path in filter(Path.is_file, root.rglob("*")):
                 status = path.stat()
                 stamp = status.st_ino, status.st_size, status.st_mtime_ns
                 result[folder, str(path.relative_to(root))] = stamp
         return result
-
-    def changes(self, before: Stamps) -> list[Change]:
-        now = self.stamps()
-        gone: list[Change] = [(*name, None) for name in before.keys() - now.keys()]
-        return gone + [self._read(name) for name in now if now[name] != before.get(name)]
-
-    def _read(self, name: tuple[str, str]) -> Change:
-        return (*name, read_bytes(self._roots[name[0]] / name[1], MOST_TENSORS))
 
 
 class Mirror:
@@ -285,12 +277,15 @@ class Mirror:
     def during(self, supernode: str, answer: Callable[[], Message]) -> Message:
         """Answer a message of a SuperNode: fetch its files before, send changes after."""
         if supernode not in self._known:
-            self._here.write(ray.get(self._there.read.remote(supernode)))
+            self._here.write(ray.get(self._there.needed.remote(supernode)))
         before = self._here.stamps()
         self._known.discard(supernode)  # if it fails, what it has changed counts for nothing
         reply = answer()
-        if changes := self._here.changes(before):
-            ray.get(self._there.write.remote(changes))
+        now = self._here.stamps()
+        changed = self._here.read(name for name in now if now[name] != before.get(name))
+        if changed or before.keys() - now.keys():
+            gone = dict.fromkeys(before.keys() - now.keys())
+            ray.get(self._there.write.remote(gone | changed))
         # A client that has lost its state asks for its checkpoint: then they are fetched again
         with suppress(OSError):
             remove_folder(self._here.out / CHECKPOINTS)

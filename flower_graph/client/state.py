@@ -93,10 +93,8 @@ class CohortState(Generic[T]):
     what is not in a file.
     """
 
-    # With ``state-dir`` or ``data-folder`` in the node's config, checkpoints are in a folder of the
-    # SuperNode's own, ``<state-dir>/checkpoints/<run token>/round-N``, of which it keeps the last
-    # three. Without, as in a simulation, they are in the server's folder, and the server drops old
-    # rounds.
+    # With ``state-dir`` or ``data-folder`` in the node's config, the last three checkpoints are in
+    # the SuperNode's folder; without, in the server's folder, and the server drops old ones.
 
     def __init__(
         self,
@@ -187,9 +185,9 @@ class CohortState(Generic[T]):
         if self._own is not None:
             files = path.parent.parent.glob(f"round-*/{path.name}")
             for old in checkpoint.rounds_of(file.parent for file in files)[:-KEPT_AT_CLIENT]:
-                for file in (self.checkpoint_file(old, run), self.rows_at(old, run)):
-                    remove(file)
-                remove_empty(file.parent)  # unless others have files there
+                remove(self.checkpoint_file(old, run))
+                remove(self.rows_at(old, run))
+                remove_empty(self.checkpoint_file(old, run).parent)
         return ""
 
     def save_asked(self, config: Config) -> dict[str, str]:

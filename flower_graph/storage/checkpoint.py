@@ -87,10 +87,8 @@ def load_client(
 ) -> dict[str, Tensor]:
     """Read a client's tensors."""
     try:
-        if key is None:
-            tensors, result = read_tensors(path)
-        else:
-            tensors, result = load_tensors(key.open(read_bytes(path, MOST_TENSORS), path))
+        data = b"" if key is None else read_bytes(path, MOST_TENSORS)
+        tensors, result = read_tensors(path) if key is None else load_tensors(key.open(data, path))
     except CheckpointError:
         raise
     except Exception as error:  # any error that damaged bytes cause

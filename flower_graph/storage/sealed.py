@@ -39,30 +39,23 @@ class StateKey:
         self._secret, self._place = secret, place
 
     @classmethod
-    def of(cls, node_config: Mapping[str, object], place: Path | None) -> StateKey | None:
-        """Read the key that the node config names; None if it names none.
+    def of(cls, node_config: Mapping[str, object], place: Path | None) -> StateKey:
+        """Read the key's file that the node config names; it is the user's alone.
 
-        Raises
-        ------
-        ConfigError
-            A file that cannot be read, that others may read, with neither a key of 64 hexadecimal
-            digits nor a passphrase of 12 characters or more; or a SuperNode without a place.
+        ``ConfigError`` if it has neither 64 hexadecimal digits nor a passphrase of 12 characters or
+        more, or the SuperNode has no place.
         """
-        given, where = node_config.get(STATE_KEY), f"node-config {STATE_KEY}"
-        if given is None:
-            return None
+        given = node_config[STATE_KEY]
+        where = f"node-config {STATE_KEY}: {given!s:.200}"
         if place is None:
-            why = "this node has neither state-dir nor data-folder: its state is in memory"
-            raise ConfigError(f"{where}: {why}")
-        if not isinstance(given, str) or not given:
-            raise ConfigError(f"{where}: {given!r:.60} is no path")
+            raise ConfigError(f"{where}: neither state-dir nor data-folder: state is in memory")
         try:
-            secret = read_secret(Path(given).expanduser()).rstrip(b"\r\n")
+            secret = read_secret(Path(str(given)).expanduser()).rstrip(b"\r\n")
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{where}: {given} cannot be read: {reason(error)}") from error
+            raise ConfigError(f"{where}: cannot be read: {reason(error)}") from error
         if len(secret) < FEWEST:
             allowed = f"{KEY_DIGITS} hexadecimal digits, or a passphrase of {FEWEST} or more"
-            raise ConfigError(f"{where}: {given} has {len(secret)} characters; must be {allowed}")
+            raise ConfigError(f"{where}: has {len(secret)} characters; must be {allowed}")
         return cls(secret, place)
 
     def seal(self, data: bytes, path: Path) -> bytes:

@@ -143,9 +143,7 @@ def key_file(folder: Path, text: str = "correct horse battery\n", mode: int = 0o
 
 def key_of(given: str, place: Path) -> StateKey:
     sealed._SALTS.clear()  # as in a new process
-    found = StateKey.of({"state-key": given}, place)
-    assert found is not None
-    return found
+    return StateKey.of({"state-key": given}, place)
 
 
 @pytest.mark.parametrize("secret", ["a passphrase of ours\n", "0f" * 32])

@@ -150,7 +150,7 @@ class Called:
     """The driver's folders, called as Ray calls an actor."""
 
     def __init__(self, folders: Folders) -> None:
-        for name in ("read", "write"):
+        for name in ("needed", "write"):
             method = getattr(folders, name)
             setattr(self, name, type("Method", (), {"remote": staticmethod(method)}))
 
@@ -177,7 +177,7 @@ def test_a_remote_worker_changes_no_other_files(
     (tmp_path / "a").write_text("mine")
     (tmp_path / "out" / "link").symlink_to(tmp_path)
     with pytest.raises(OutputError):
-        folders.write([("out", name, data)])
+        folders.write({("out", name): data})
     assert (tmp_path / "a").read_text() == "mine"
 
 
