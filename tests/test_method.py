@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from federation import ALL
 
 from flower_graph.apps.cli.check import short_form
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import run
 from flower_graph.client.module_client import ALONE
-from flower_graph.config.common import CHECKPOINTS, NETWORKS, ModuleRunConfig
+from flower_graph.config.common import NETWORKS, ModuleRunConfig
 from flower_graph.data.folders.client_folder import client_graph_from_data
 from flower_graph.data.graph import ClientGraph
-from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config
 from flower_graph.method.module_method import ModuleMethod
 from flower_graph.method.registry import method_of
@@ -72,18 +70,6 @@ def test_a_method_with_data_of_its_own_reads_no_other(
     assert ALONE in capsys.readouterr().out  # its module has a parameter that no layer groups
 
 
-FIXED = ("fedscem, secure, untrusted", "deepwalk, secure", "deepwalk, secure, untrusted")
-
-
-@pytest.mark.parametrize("name", [name for name in ALL if name not in FIXED])
-def test_settings_reach_the_server_of_every_method(name: str, tmp_path: Path) -> None:
-    settings = ("strategy.participation=0.5", "strategy.min_nodes=3", "seed=5")
-    config = ALL[name].load(*settings, "checkpoint_every=2")
-    session = method_of(config).build_strategy(config, tmp_path).session
-    assert (session.share, session.min_nodes, session.seed) == (0.5, 3, 5)
-    assert (session.folder, session.every) == (tmp_path / CHECKPOINTS, 2)
-
-
 @pytest.mark.parametrize("name", ["gcn", *NETWORKS])
 def test_a_network_of_pygs_trains_and_predicts_by_its_name(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -97,8 +83,3 @@ def test_a_network_of_pygs_trains_and_predicts_by_its_name(
     assert ALONE not in caplog.text
     found = load_run(tmp_path / "out").predict(torch.rand(4, 24), torch.tensor([[0, 1], [1, 2]]))
     assert found.shape == (4, 3)
-    for app, more in (("fedpub", []), ("fedproto", []), ("fedavg", ["links.decoder=mlp"])):
-        task = ["task=links", *more] if more else []
-        if name != "gcn":
-            with pytest.raises(ConfigError):
-                load_config(f"{app}/cora-linqs", [f"model.name={name}", *task])

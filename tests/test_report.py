@@ -80,28 +80,19 @@ def test_a_run_leaves_all_files_and_nothing_else(tmp_path: Path) -> None:
     assert read_reports(writer.metrics) == writer.reports
 
 
-@pytest.mark.usefixtures("pictures")
-@pytest.mark.parametrize("name", ["structure", "alignment"])
-def test_the_last_figures_of_what_some_methods_measure_have_a_place(
-    name: str, tmp_path: Path
-) -> None:
-    figures = {"precision-1": 0.5}, {"precision-1": 0.75, "true-degree": math.nan}
-    reports = [report(number, **{name: one}) for number, one in enumerate(figures, start=1)]
-    writer = writing(tmp_path / "run", *reports)
-    last = {"precision-1": 0.75, "true-degree": None}
-    assert writer.finish(FINAL)[name] == last
-    assert [line[name] for line in lines(writer.out)] == [figures[0], last]
-    named = {path.name for path in writer.out.iterdir()}
-    assert named == FILES - {"weights.safetensors"}
-
-
 def test_result_figures(tmp_path: Path) -> None:
     writer = writing(
         tmp_path / "run",
         report(1, rejected=[{"node": 1, "reason": "late"}]),
         report(2, val_accuracy=0.8, test_accuracy=0.6),
         report(3, val_accuracy=0.8, test_accuracy=0.9),  # the first counts
-        report(4, val_accuracy=0.7, test_accuracy=0.65, skipped="3 of 10 answered, 7 are needed"),
+        report(
+            4,
+            val_accuracy=0.7,
+            test_accuracy=0.65,
+            skipped="3 of 10 answered, 7 are needed",
+            structure={"precision": 0.75, "true-degree": math.nan},
+        ),
     )
     assert [line["skipped"] != "" for line in lines(writer.out)] == [False, False, False, True]
     result = writer.finish({**FINAL, "latent-rank": np.int64(5)})
@@ -112,6 +103,7 @@ def test_result_figures(tmp_path: Path) -> None:
         **{"best-val-accuracy": 0.8, "test-accuracy-at-best-val": 0.6, "best-round": 2},
         "bytes": {"up": {"latent": 2560}, "down": {"gradient": 1920}},
         "wire-bytes": {"up": 4000, "down": 3600},
+        "structure": {"precision": 0.75, "true-degree": None},
         "seconds": {"first-round": 0.5, "per-round-median": 1.25},
     }
     assert {key: result[key] for key in expected} == expected

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from flower_graph.data.description import DataForm
@@ -55,15 +54,3 @@ def make_run(
         saved = SavedModels(*MODEL, [client], weights(client if own else 0), {})
         Snapshot(said, [saved] if models else []).write(out / "clients" / str(client))
     return out
-
-
-def by_hand(seed: int, x: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Compute what a client's model says of ``GRAPH`` with these features, in numpy."""
-    state = {name: value.double().numpy() for name, value in weights(seed).items()}
-    a = np.eye(3) + np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]])
-    root = np.diag(a.sum(1) ** -0.5)
-    a = root @ a @ root
-    h = a @ x.double().numpy() @ state["first.weight"].T + state["first.bias"]
-    z = a @ np.maximum(h, 0) @ state["second.weight"].T + state["second.bias"]
-    exp = np.exp(z)
-    return exp / exp.sum(1, keepdims=True)  # type: ignore[no-any-return]

@@ -287,41 +287,23 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def honest(made: Path, tmp_path: Path) -> Path:
-    shutil.copytree(made, tmp_path / "run")
-    return tmp_path / "run"
-
-
-def spoil(folder: Path, draw: random.Random) -> str:
-    name = draw.choice([LINES, LINES, LINES, RESULT, RESULT, "data.json"])
-    change = in_lines if name == LINES else in_json
-    (folder / name).write_bytes(change((folder / name).read_bytes(), draw))
-    return name
-
-
 LATER = [pytest.param(seed, marks=[pytest.mark.slow, pytest.mark.release]) for seed in range(1, 30)]
 
 
 @pytest.mark.parametrize("seed", [0, *LATER])
 def test_commands_that_read_a_spoiled_run_end_in_a_page_or_a_named_error(
-    seed: int, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    seed: int, made: Path, tmp_path: Path
 ) -> None:
-    draw = random.Random(seed)
+    draw, page = random.Random(seed), str(tmp_path / "page.html")
     for number in range(8):
-        folder = tmp_path / f"run-{number}"
-        shutil.copytree(made, folder)
-        done = [spoil(folder, draw) for _ in range(draw.choice([1, 1, 2]))]
-        run = str(folder)
-        commands = [
-            ["report", run, "--out", str(tmp_path / "page.html")],
-            ["compare", run, run],
-            ["predict", run, "--client", "0"],
-        ]
+        run = str(shutil.copytree(made, tmp_path / f"run-{number}"))
+        for _ in range(draw.choice([1, 1, 2])):
+            file = Path(run, draw.choice([LINES, LINES, LINES, RESULT, RESULT, "data.json"]))
+            change = in_lines if file.name == LINES else in_json
+            file.write_bytes(change(file.read_bytes(), draw))
         resume = ["run", "--resume", run, "--quiet"]
-        command = commands[number % 3] if draw.random() < 0.9 else resume
-        assert main(command) in (0, 1, 2), (command[0], done)
-        capsys.readouterr()
+        commands = ["report", run, "--out", page], ["compare", run, run], ["predict", run], resume
+        assert main([*commands[number % 4]]) in (0, 1, 2), (number, run)
 
 
 HALF = MOST_CLIENTS // 2
@@ -357,9 +339,9 @@ PLANTED = [
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_foreign_run_that_is_resumed_writes_nothing_elsewhere(
-    name: str, honest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    home = tmp_path / "home"
+    honest, home = shutil.copytree(made, tmp_path / "run"), tmp_path / "home"
     (home / "inner").mkdir(parents=True)
     (home / ".bashrc").write_text("mine")
     (honest / RESULT).unlink()
@@ -401,8 +383,8 @@ def test_tables_have_no_formulas() -> None:
     assert first["test-accuracy"] == "-0.5"
 
 
-@pytest.mark.parametrize("name", ["a$b$c", "$\\frac$", "$x$", "$$", "a $ b"])
-def test_two_dollar_signs_make_no_formula(name: str, tmp_path: Path) -> None:
+def test_two_dollar_signs_make_no_formula(tmp_path: Path) -> None:
+    name = "a$\\frac$"
     draw = partial(draw_confusion, nodes=[[1, 0], [0, 1]], classes=[name, "b"])
     assert plot(tmp_path / "a.png", [[draw]], name) and svg(draw).startswith("<svg")
     assert name in curves_panel(over_rounds("x", {name: [[1.0, 2.0]]}))

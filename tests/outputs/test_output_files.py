@@ -15,7 +15,7 @@ from flwr.app import Context, RecordDict
 from torch import nn
 
 from flower_graph.config.foreign import OWN
-from flower_graph.errors import ConfigError, OutputError
+from flower_graph.errors import OutputError
 from flower_graph.outputs.build import build_module, form_of
 from flower_graph.outputs.client import ClientOutputs, KeepRequest
 from flower_graph.outputs.figures import HEAD, merge_clients, spread
@@ -28,8 +28,6 @@ from flower_graph.outputs.files import (
     role_of,
     table_of,
 )
-from flower_graph.records.rounds import BestRound
-from flower_graph.server.averaging import ReportedFedAvg
 
 LOGITS = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 3.0]])
 
@@ -186,25 +184,6 @@ def test_clients_tables_are_put_together_and_compared(tmp_path: Path, recwarn: A
     assert merge_clients(tmp_path / "elsewhere") == {}
     _table(tmp_path / "nobody", {})
     assert spread(tmp_path / "nobody" / "clients.csv") == {} and not recwarn.list
-
-
-def test_the_best_is_the_first_of_the_highest_and_what_checkpoints_need_stays() -> None:
-    best = BestRound()
-    for number, value in enumerate([0.2, math.nan, 0.5, 0.5, 0.6], start=1):
-        assert best.see(number, value) == (number in (1, 3, 5))
-        state = best.state_dict()
-        best.saved()
-    assert (best.number, best.last) == (5, 5)
-    assert best.protected == state["protected"] == [3, 5]
-    again = BestRound()
-    again.load_state_dict(state)
-    assert (again.number, again.accuracy, again.protected) == (5, 0.6, [3, 5])
-
-
-@pytest.mark.parametrize(("key", "value"), [("save", "some"), ("keep", "first"), ("every", -1)])
-def test_what_cannot_be_kept_is_refused(key: str, value: object) -> None:
-    with pytest.raises((ValueError, ConfigError), match=key):
-        ReportedFedAvg().start(None, **{key: value})  # type: ignore[arg-type]
 
 
 # At the clients -----------------------------------------------------------------------------------
