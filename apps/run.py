@@ -34,9 +34,8 @@ from flower_graph.method.base import class_names, data_form, judged_on
 from flower_graph.method.load import to_dict
 from flower_graph.method.registry import method_of
 from flower_graph.method.trust import TrustSection
-from flower_graph.outputs.client import FINISH, KeepRequest, own_outputs
+from flower_graph.outputs.client import FINISH, KeepRequest, merge_clients, own_outputs
 from flower_graph.outputs.client import TYPE as KEEP
-from flower_graph.outputs.figures import merge_clients
 from flower_graph.privacy.noise import (
     announce_privacy,
     final_privacy,

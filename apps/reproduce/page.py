@@ -27,7 +27,7 @@ from flower_graph.errors import ConfigError
 from flower_graph.privacy.noise import spent as spent_privacy
 from flower_graph.records.rounds import merit
 from flower_graph.report import plots
-from flower_graph.report.significance import (
+from flower_graph.report.result import (
     MOST_CHANCE,
     correct,
     describe,

@@ -20,8 +20,15 @@ from flower_graph.errors import OutputError, one_line
 from flower_graph.method.run import Run
 from flower_graph.outputs.files import as_text
 from flower_graph.records.rounds import WAYS, format_bytes, merit
-from flower_graph.report.result import metrics_of, metrics_shown, with_spread
-from flower_graph.report.significance import describe, differences, holm, paired
+from flower_graph.report.result import (
+    describe,
+    differences,
+    holm,
+    metrics_of,
+    metrics_shown,
+    paired,
+    with_spread,
+)
 from flower_graph.storage.files import plain
 from flower_graph.storage.reading import Tree, reading
 from flower_graph.wire.keys import VALUE_SCORES

@@ -13,7 +13,7 @@ from flower_graph.config.foreign import METRICS, RESULT
 from flower_graph.errors import OutputError
 from flower_graph.method.compare import ROUNDS, SECONDS, Comparison, compare, setting_text
 from flower_graph.method.run import Run
-from flower_graph.outputs.figures import CLIENTS, read_table
+from flower_graph.outputs.client import CLIENTS, read_table
 from flower_graph.records import rounds
 from flower_graph.report import plots
 from flower_graph.report.plots import curves_panel, over_rounds, svg

@@ -28,6 +28,7 @@ BASELINES = {
     "mean": "mean of the training nodes",
     "linear-regression": "linear regression on features alone",
 }
+MOST_CHANCE = 0.05  # of a difference between seeds that counts as one
 # The settings that the grids of docs/results/own-graph.md vary for every method. Of 130 grids,
 # 97 validate best at one of these rates, and 97 with one of these forms of the features
 WORTH_TRYING: dict[str, tuple[object, ...]] = {
@@ -239,3 +240,53 @@ def with_spread(value: Any, metric: str = ACCURACY) -> str:
 def _traffic(kinds: Mapping[str, Mapping[str, object]], users: float) -> str:
     sums = {way: sum(_mean(number) for number in kinds.get(way, {}).values()) for way in WAYS}
     return ", ".join(f"{way} {format_bytes(number / users)}" for way, number in sums.items())
+
+
+# Several seeds, and runs beside each other -------------------------------------------------------
+
+
+def describe(values: Sequence[float]) -> Tree:
+    """Return mean, sample deviation (0 of one value) and the values themselves."""
+    spread = math.nan
+    if all(map(math.isfinite, values)):
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {"mean": statistics.fmean(values), "std": spread, "values": [*values]}
+
+
+def differences(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[int, float]:
+    """Subtract figures seed by seed, for the seeds that both have."""
+    return {seed: value - theirs[seed] for seed, value in ours.items() if seed in theirs}
+
+
+def paired(differences: Sequence[float]) -> dict[str, float | None]:
+    """Test a mean difference against 0 with a t test; count the differences of the same sign."""
+    from scipy.stats import ttest_1samp  # it takes longer to import than a short run's result
+
+    chance, (mean, spread, _) = None, describe(differences).values()
+    if len(differences) > 1 and spread > 0:
+        chance = float(ttest_1samp(differences, 0).pvalue)
+    return {"p": chance, "agree": sum(one * mean > 0 for one in differences)}
+
+
+def holm(chances: Sequence[float | None]) -> list[float | None]:
+    """Correct the p values of one family of tests (Holm 1979); None is no test and stays None."""
+    # The k-th smallest of m is multiplied by m - k + 1, and is never below a smaller one's result.
+    tested = sorted((chance, index) for index, chance in enumerate(chances) if chance is not None)
+    result: list[float | None] = [None] * len(chances)
+    highest = 0.0
+    for passed, (chance, index) in enumerate(tested):
+        highest = max(highest, min(1.0, chance * (len(tested) - passed)))
+        result[index] = highest
+    return result
+
+
+def correct(rows: Sequence[Tree]) -> None:
+    """Add `holm` to each tested row: p, corrected for all tests of its table and metric."""
+    # One family: a reader looks for a gain among all data sets and methods of a table.
+    families: dict[tuple[str, str], list[Tree]] = {}
+    for row in rows:
+        if "p" in row:
+            families.setdefault((row["table"], row["metric"]), []).append(row)
+    for family in families.values():
+        for row, chance in zip(family, holm([row["p"] for row in family]), strict=True):
+            row["holm"] = chance

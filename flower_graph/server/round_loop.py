@@ -31,8 +31,7 @@ from flower_graph.config.rules import at_least, choice
 from flower_graph.errors import CheckpointError, LegacyAppError, NoClientsError
 from flower_graph.ops.counts import Counts, Errors
 from flower_graph.outputs import client as outputs
-from flower_graph.outputs.client import KeepReply, KeepRequest, KeptFolder
-from flower_graph.outputs.figures import CLIENTS, HEAD
+from flower_graph.outputs.client import CLIENTS, HEAD, KeepReply, KeepRequest, KeptFolder
 from flower_graph.outputs.files import Snapshot, write_table
 from flower_graph.records.participation import ANSWERED, Participation
 from flower_graph.records.rounds import BestRound, RoundReport, format_round, merit

@@ -61,7 +61,7 @@ from flower_graph.errors import ConfigError, DataError, OutputError
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_named, method_of
 from flower_graph.report.plots import draw_panel, over_rounds
-from flower_graph.report.significance import correct, holm, paired
+from flower_graph.report.result import correct, holm, paired
 from flower_graph.storage import reading as files_reading
 from flower_graph.storage.files import write_packed
 from flower_graph.storage.reading import read_packed

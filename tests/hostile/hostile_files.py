@@ -35,9 +35,8 @@ from flower_graph.data.sources.datasets import load_file
 from flower_graph.errors import StateLostError
 from flower_graph.method.load import load_config
 from flower_graph.method.run import load_run
-from flower_graph.outputs.client import IN_RUN
-from flower_graph.outputs.figures import CLIENTS as CLIENTS_TABLE
-from flower_graph.outputs.figures import CURVES, FigureLog, merge_clients, write_figures
+from flower_graph.outputs.client import CLIENTS as CLIENTS_TABLE
+from flower_graph.outputs.client import CURVES, IN_RUN, FigureLog, merge_clients, write_figures
 from flower_graph.outputs.files import Embeddings, SavedModels, Snapshot, SparseRows, read_models
 from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.secure.parties.journal import Journal, sealed

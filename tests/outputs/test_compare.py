@@ -14,7 +14,7 @@ from scipy.stats import ttest_rel
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
 from flower_graph.errors import ConfigError, OutputError
-from flower_graph.report.significance import holm
+from flower_graph.report.result import holm
 
 OURS, THEIRS = (0.80, 0.82, 0.81), (0.70, 0.75, 0.71)
 

@@ -17,8 +17,7 @@ from torch import nn
 from flower_graph.config.foreign import OWN
 from flower_graph.errors import OutputError
 from flower_graph.outputs.build import build_module, form_of
-from flower_graph.outputs.client import ClientOutputs, KeepRequest
-from flower_graph.outputs.figures import HEAD, merge_clients, spread
+from flower_graph.outputs.client import HEAD, ClientOutputs, KeepRequest, merge_clients, spread
 from flower_graph.outputs.files import (
     Predictions,
     SavedModels,

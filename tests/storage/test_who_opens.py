@@ -29,11 +29,11 @@ read  apps/cli/run.py open: new lines of the metrics that its own run writes
 read  flower_graph/method/registry.py read_text: the package's own source
 read  flower_graph/data/cora_linqs/__init__.py np.load read_text: the package's own
 read  flower_graph/engine/machine.py read_text: the kernel's
-read  flower_graph/outputs/figures.py fromfile: of a stream that storage opened
+read  flower_graph/outputs/client.py fromfile: of a stream that storage opened
 write flower_graph/client/resident.py chmod: a socket, by its open folder
 write flower_graph/data/given.py torch.save: into a stream that the gate opened
 write flower_graph/outputs/files.py np.savez: into a stream that the gate opened
-write flower_graph/outputs/figures.py tofile: into a stream that the gate opened
+write flower_graph/outputs/client.py tofile: into a stream that the gate opened
 write flower_graph/outputs/files.py rename: columns of a table
 write flower_graph/report/plots.py print_png: into a stream that the gate opened
 write flower_graph/report/trackers.py SummaryWriter: a folder of the gate's
