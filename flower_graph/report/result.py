@@ -31,10 +31,7 @@ BASELINES = {
 MOST_CHANCE = 0.05  # of a difference between seeds that counts as one
 # The settings that the grids of docs/results/own-graph.md vary for every method. Of 130 grids,
 # 97 validate best at one of these rates, and 97 with one of these forms of the features
-WORTH_TRYING: dict[str, tuple[object, ...]] = {
-    "strategy.learning_rate": (0.01, 0.03),
-    "data.features": ("as-is", "standardise"),
-}
+WORTH_TRYING = ("strategy.learning_rate=0.01,0.03", "data.features=as-is,standardise")
 
 
 def make_result(
@@ -144,18 +141,15 @@ def describe_result(
         f"{name}: {clients:.0f} {several}, {rounds:.0f} rounds, seed {', '.join(map(str, seeds))}"
     ]
     for metric in metrics_shown(result["config"]):
-        at_best, best, last = (
-            with_spread(result[key], metric)
-            for key in (f"test-{metric}-at-best-val", f"best-val-{metric}", f"test-{metric}")
-        )
-        lines.append(
-            f"  {metric:9} test {at_best} at the best validation ({best}); test {last} after the "
-            "last round"
-        )
+        keys = f"test-{metric}-at-best-val", f"best-val-{metric}", f"test-{metric}"
+        at_best, best, last = (with_spread(result[key], metric) for key in keys)
+        test = f"test {at_best} at the best validation ({best}); test {last} after the last round"
+        lines.append(f"  {metric:9} {test}")
     lines += [f"  baselines {line}" for line in describe_baselines(result)]
     if skipped:
-        words = "nothing was learnt in them (metrics.jsonl has the reasons)"
-        lines.append(f"  skipped   {skipped:g} of {rounds:g} rounds: {words}")
+        lines.append(
+            f"  skipped   {skipped:g} of {rounds:g} rounds (metrics.jsonl has the reasons)"
+        )
     lines += [
         f"  traffic   {_traffic(result['bytes'], 1)} in all, also after the last "
         f"round; {_traffic(result['bytes'], clients)} per {one}",
@@ -181,15 +175,11 @@ def baseline_figures(baselines: Tree) -> list[str]:
     """Describe the baselines' test accuracies, and why one is missing, if known."""
     reached = tested({"baselines": baselines})
     metric = MSE if "mean" in reached else ACCURACY  # an error has a unit of its own
-    figures = {key: f"{BASELINES[key]} {figure_text(metric, v)}" for key, v in reached.items()}
-    regression = baselines.get("logistic-regression", {})
-    if "sample" in regression:
-        count, whole = (_mean(regression[key]) for key in ("sample", "training-nodes"))
-        of_sample = f" (on a sample: {count:,.0f} of {whole:,.0f} training nodes)"
-        figures["logistic-regression"] += of_sample
     whys = {name: baselines.get(key, {}).get("skipped") for key, name in BASELINES.items()}
-    skipped = (f"{name} skipped: {why}" for name, why in whys.items() if why)
-    return [*figures.values(), *skipped]
+    return [
+        *(f"{BASELINES[key]} {figure_text(metric, value)}" for key, value in reached.items()),
+        *(f"{name} skipped: {why}" for name, why in whys.items() if why),
+    ]
 
 
 def describe_baselines(result: Tree) -> list[str]:
@@ -198,31 +188,23 @@ def describe_baselines(result: Tree) -> list[str]:
     reached = tested(result)
     if not reached:
         return []
-    figures = baseline_figures(result["baselines"])
     metric = ACCURACY
     if {"common-neighbours", "adamic-adar", "mean"} & reached.keys() and "config" in result:
         metric = metrics_of(result["config"])[0]  # which decides
     # Equal means over clients may differ in their last digits.
     own = merit(metric, _mean(result.get(f"test-{metric}-at-best-val"))) - 1e-9
-    beaten_by = [key for key, value in reached.items() if own <= merit(metric, value)]
-    words = [f"not better than {BASELINES[key]}" for key in beaten_by]
-    tries = worth_trying(result.get("config", {}))
-    if words and tries:
-        words.append(f"try {' or '.join(tries)}")
-    return [", ".join(figures), *(["; ".join(words)] if words else [])]
+    worse = [BASELINES[key] for key, value in reached.items() if own <= merit(metric, value)]
+    lines = [", ".join(baseline_figures(result["baselines"]))]
+    if worse:
+        tries = " or ".join(worth_trying(result.get("config", {})))
+        lines.append(f"not better than {', '.join(worse)}" + f"; try {tries}" * bool(tries))
+    return lines
 
 
 def worth_trying(config: Mapping[str, Any]) -> list[str]:
     """Name the settings to try first where a method is not better than its baselines."""
-    found = []
-    for key, values in WORTH_TRYING.items():
-        section, _, name = key.partition(".")
-        if name in config.get(section, {}):
-            given = config[section][name]  # of several seeds: the mean of a number
-            given = given["mean"] if isinstance(given, Mapping) else given
-            others = [str(value) for value in values if value != given]
-            found.append(f"{key}={','.join(others)}")
-    return found
+    keys = {one: one.partition("=")[0].split(".") for one in WORTH_TRYING}
+    return [one for one, (section, name) in keys.items() if name in config.get(section, {})]
 
 
 def _mean(value: Any) -> float:
