@@ -6,7 +6,7 @@ from pathlib import Path
 from flower_graph.apps.cli.main import make_parser
 from flower_graph.apps.cli.run import run_all
 from flower_graph.config.foreign import OWN
-from flower_graph.data.given import with_saved_graphs
+from flower_graph.data.sources.datasets import with_saved_graphs
 from flower_graph.engine.machine import waiting_threads
 from flower_graph.method.load import as_overrides
 from flower_graph.method.run import Run, load_run

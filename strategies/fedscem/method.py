@@ -16,7 +16,7 @@ from flower_graph.config.common import checkpoint_settings
 from flower_graph.config.rules import require
 from flower_graph.data.description import NewGraph
 from flower_graph.data.features import ReadOptions
-from flower_graph.data.folders.client_folder import Clients, clients_path, load_ego_folder
+from flower_graph.data.folders.client_folder import Clients, clients_path, load_folder
 from flower_graph.data.folders.party import RunFolder
 from flower_graph.data.graph import ClientGraph
 from flower_graph.data.partition.client_graphs import partition_graph
@@ -113,7 +113,8 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
             whole = cached_data(config)
             egos = partition_graph(whole, how, 0.0, config.seed)
             return Clients.cut(egos, whole, is_identified=True)
-        egos = load_ego_folder(path, how, config.seed, ReadOptions.of(config.data))
+        given = ReadOptions.of(config.data)
+        egos = load_folder(path, how, config.seed, given, identified=True)
         if len(egos) < 2 and config.masks_sums:
             raise ConfigError(f"data.name: {str(path)!r} has 1 client; a masked sum needs 2")
         return egos

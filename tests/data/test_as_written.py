@@ -24,15 +24,19 @@ from flower_graph.data.features import ReadOptions as How
 from flower_graph.data.folders.client_folder import (
     client_graphs,
     clients_path,
-    load_ego_folder,
     load_folder,
     load_overlapping_folder,
 )
 from flower_graph.data.folders.party import graph_tensors, read_graph
-from flower_graph.data.given import with_saved_graphs
 from flower_graph.data.graph import Graph, called
 from flower_graph.data.partition.client_graphs import partition_graph
-from flower_graph.data.sources.datasets import load_file, load_graph, read_file, read_new_graph
+from flower_graph.data.sources.datasets import (
+    load_file,
+    load_graph,
+    read_file,
+    read_new_graph,
+    with_saved_graphs,
+)
 from flower_graph.data.sources.names import file_path, folder_path, located, pyg_name
 from flower_graph.errors import DataError, FractionalLabelsError
 from flower_graph.strategies.ppfl.config import PartitionConfig
@@ -833,8 +837,9 @@ def test_clients_know_their_nodes_names(tmp_path):
         rows = (f"{name},{row % 2},{row},{12 - row}\n" for row, name in enumerate(people))
         tables(tmp_path / folder, "name,label,p,q\n" + "".join(rows))
     how = PartitionSection(ratios=[0.4, 0.3, 0.3])
-    for load_clients in (load_folder, load_ego_folder):
-        assert load_clients(tmp_path, how, 0)[0].called == tuple("zebcda")
+    for identified in (False, True):
+        clients = load_folder(tmp_path, how, 0, identified=identified)
+        assert clients[0].called == tuple("zebcda")
     shared = load_overlapping_folder(tmp_path, PartitionConfig(ratios=how.ratios), 0)
     assert shared[0].called == tuple("abcdez")  # in the order of the identities' numbers
 

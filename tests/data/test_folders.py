@@ -24,7 +24,6 @@ from flower_graph.data.folders.client_folder import (
     client_graphs,
     clients_path,
     ego_from_data,
-    load_ego_folder,
     load_folder,
     load_overlapping_folder,
 )
@@ -83,7 +82,8 @@ def words(*ids: int) -> list[str]:
 
 
 def load_egos(folder: Path, split: str = "per-client") -> Any:
-    return load_ego_folder(folder, PartitionSection(split=split, ratios=RATIOS), 0)
+    how = PartitionSection(split=split, ratios=RATIOS)
+    return load_folder(folder, how, 0, identified=True)
 
 
 def load_shared(folder: Path, ratios: Any = LATE, seed: int = 0) -> list[Any]:

@@ -31,7 +31,7 @@ read  flower_graph/data/cora_linqs/__init__.py np.load read_text: the package's 
 read  flower_graph/engine/machine.py read_text: the kernel's
 read  flower_graph/outputs/client.py fromfile: of a stream that storage opened
 write flower_graph/client/resident.py chmod: a socket, by its open folder
-write flower_graph/data/given.py torch.save: into a stream that the gate opened
+write flower_graph/data/sources/datasets.py torch.save: into a stream that the gate opened
 write flower_graph/outputs/files.py np.savez: into a stream that the gate opened
 write flower_graph/outputs/client.py tofile: into a stream that the gate opened
 write flower_graph/outputs/files.py rename: columns of a table

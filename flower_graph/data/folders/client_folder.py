@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import GLOBAL, MEAN, ONE_HOT, DataConfig, PartitionSection
+from flower_graph.config.common import GLOBAL, MEAN, ONE_HOT, DataConfig
 from flower_graph.data.description import (
     WITHOUT,
     Caution,
@@ -58,7 +58,6 @@ from flower_graph.data.partition.client_graphs import (
     made_ready,
     noisy_labels,
     split_nodes,
-    split_per_client,
 )
 from flower_graph.data.sources.datasets import describe_file, read_file, saved_at
 from flower_graph.data.sources.names import (
@@ -136,28 +135,40 @@ class Clients(list[ClientGraph]):
         return replace(whole, notes=self.notes, targets=targets)
 
 
+# Any: the section `partition` of a method
 def load_folder(
     path: Path | str,
-    partition: PartitionSection,
+    partition: Any,
     seed: int,
     how: ReadOptions = PLAIN,
     graphless_ratio: float = 0.0,
+    *,
+    identified: bool = False,
 ) -> Clients:
     """Load one client from each graph of a folder, or of a file whose nodes name their client.
 
     Clients without masks are split as ``partition`` says; ``seed`` is the run's.
     ``graphless_ratio`` removes edges from clients of one graph; in a folder, files without edges
-    make graphless clients.
+    make graphless clients. ``identified``: all have edges, and nodes an ``identity`` (words, or
+    int64), an ``n_id`` (int64) or ``names``, as FedSCem needs them.
     """
-    seed = seed if partition.seed is None else partition.seed
-    clients, files = read_clients(path, how._replace(needs_edges=False))
+    ratios, seed = partition.ratios, seed if partition.seed is None else partition.seed
+    how = how._replace(needs_edges=identified)
+    clients, files = read_clients(path, how, identified=identified)
     drawn = graphless_clients(len(files), graphless_ratio, seed) if is_one_graph(path) else set()
-    graphs = []
-    for graph, file in zip(clients, files, strict=True):
+    pairs, purpose = zip(clients, files, strict=True), "ego-split" if identified else "split"
+    if identified and partition.split == GLOBAL:
+        graphs = _with_roles(files, clients, node_numbers(clients), ratios, seed)
+    else:
+        graphs = [g if f.has_masks else split_nodes(g, ratios, seed, purpose) for g, f in pairs]
+    for graph, file in zip(graphs, files, strict=True):
         with saying(file.where):
-            own = graph if file.has_masks else split_nodes(graph, partition.ratios, seed)
-            graphs.append(fewer_trained(made_ready(own, drawn), partition.train_share, seed))
+            graph = fewer_trained(made_ready(graph, drawn), partition.train_share, seed)
+            graphs[graph.client] = graph
     check_training(graphs)
+    if identified and len(graphs) > 1 and len((ids := node_numbers(graphs)).unique()) == len(ids):
+        note = "no two clients hold the same node (identity): nothing is shared, each trains alone"
+        tell(f"data {path}", [Caution(note)])
     return clients.replaced(graphs)
 
 
@@ -307,30 +318,7 @@ def _named(graph: ClientGraph, named: Named) -> ClientGraph:
 # Clients that share nodes -----------------------------------------------------------------------
 
 
-# Any, here and below: the section `partition` of the method
-def load_ego_folder(
-    path: Path | str, partition: Any, seed: int, how: ReadOptions = PLAIN
-) -> Clients:
-    """Load FedSCem's clients from a folder, or from a file whose nodes name their client.
-
-    Nodes have an ``identity`` (words, or int64), an ``n_id`` (int64) or ``names``. Clients without
-    masks are split as ``partition`` says; ``seed`` is the run's. ``DataError`` names file, client
-    and what is allowed.
-    """
-    ratios, seed = partition.ratios, seed if partition.seed is None else partition.seed
-    clients, files = read_clients(path, how, identified=True)
-    ids = node_numbers(clients)
-    if partition.split == GLOBAL:
-        egos = _with_roles(files, clients, ids, ratios, seed)
-    else:
-        drawn = zip(files, clients, split_per_client(clients, ratios, seed), strict=True)
-        egos = [ego if file.has_masks else new for file, ego, new in drawn]
-    if len(egos) > 1 and int(ids.max()) + 1 == len(ids):
-        note = "no two clients hold the same node (identity): nothing is shared, each trains alone"
-        tell(f"data {path}", [Caution(note)])
-    return clients.replaced(egos)
-
-
+# Any: the section `partition` of the method
 def load_overlapping_folder(
     path: Path | str, partition: Any, seed: int, how: ReadOptions = PLAIN
 ) -> Clients:

@@ -15,8 +15,8 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,12 +27,15 @@ from torch import Tensor
 from flower_graph.config.common import AS_IS, ONE_HOT, DataConfig, RunConfig
 from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import (
+    EDGE_VALUES,
     WEIGHT,
     Caution,
     DataForm,
     NewGraph,
     as_graph,
+    as_tensor,
     by_columns,
+    check_kind,
     check_masks,
     describe_graph,
     entries_of,
@@ -61,14 +64,22 @@ from flower_graph.data.sources.names import (
     raw_files,
     table_in,
 )
-from flower_graph.data.sources.tables import CLIENT, read_graphml, read_node_link, read_tables
+from flower_graph.data.sources.tables import (
+    CLIENT,
+    ELSEWHERE,
+    NAMES,
+    OWN,
+    read_graphml,
+    read_node_link,
+    read_tables,
+)
 from flower_graph.errors import DataError
 from flower_graph.handed import handed_over
 from flower_graph.rng import generator
 from flower_graph.storage.files import ROOT_VARIABLE, data_root
 from flower_graph.storage.formats import UnpicklingError, load_saved
 from flower_graph.storage.reading import reading
-from flower_graph.storage.writing import copy_file, written
+from flower_graph.storage.writing import copy_file, named, replaced, written
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -143,7 +154,8 @@ def load_graph(config: DataConfig, *, seed: int = 0, how: ReadOptions | None = N
         chosen = config.features, config.missing, graph.columns
         (x,), done, treatment = prepare_features([graph.x], *chosen, moved if moved[0] else None)
         graph = replace(graph, x=x, notes=(*notes, *done), treatment=treatment)
-        graph = graph.with_masks(select_column(masks, seed))
+        # Of masks [n, k] the seed chooses one of the k splits
+        graph = graph.with_masks(m if m.dim() == 1 else m[:, seed % m.size(1)] for m in masks)
         check_masks(graph.masks, graph.y, graph.names)
     tell(source, graph.notes)
     return graph
@@ -201,21 +213,12 @@ def random_split(
             raise DataError(f"data.train_per_class = {train_per_class}: {why}")
         order = torch.randperm(members.numel(), generator=generator)
         classes.append(members[order[:train_per_class]])
-    chosen, is_left = torch.cat(classes), y >= 0
-    is_left[chosen] = False
-    rest = is_left.nonzero().flatten()
+    chosen = torch.cat(classes)
+    rest = (y >= 0).index_fill(0, chosen, False).nonzero().flatten()
     if (left := rest.numel()) < (wanted := num_val + num_test):
         raise DataError(f"data.num_val + data.num_test = {wanted}: {left} left; {ADVICE}")
     rest = rest[torch.randperm(rest.numel(), generator=generator)]
     return masks_from(y.numel(), [chosen, rest[:num_val], rest[num_val : num_val + num_test]])
-
-
-def select_column(masks: Masks, seed: int) -> Masks:
-    """Choose one split where a data set has several.
-
-    Masks ``[n]`` stay as they are; of masks ``[n, k]`` the column ``seed % k``.
-    """
-    return Masks(*((m[:, seed % m.size(1)] if m.dim() == 2 else m).bool() for m in masks))
 
 
 _made: dict[object, Any] = {}  # two runs', whose clients a method may ask for as read, as checked
@@ -279,8 +282,7 @@ def saved_at(name: str) -> int:
 # Graphs that users saved --------------------------------------------------------------------------
 
 
-@contextmanager
-def pyg_classes_allowed() -> Iterator[None]:
+def pyg_classes_allowed() -> AbstractContextManager[None]:
     """Let ``torch.load(weights_only=True)`` read the classes of a ``Data``, and no more."""
     from torch_geometric.data import Data
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
@@ -290,8 +292,7 @@ def pyg_classes_allowed() -> Iterator[None]:
     # PyG allows some of them for the whole process. Torch's context would take those away
     # again when it ends, so it is given only the others.
     allowed = torch.serialization.get_safe_globals()
-    with torch.serialization.safe_globals([cls for cls in classes if cls not in allowed]):
-        yield
+    return torch.serialization.safe_globals([cls for cls in classes if cls not in allowed])
 
 
 def load_file(path: Path, how: ReadOptions = PLAIN) -> Graph:
@@ -364,6 +365,98 @@ def _read_saved(path: Path) -> dict[str, object]:
     if not isinstance(content, dict):
         raise DataError(f"holds a {type(content).__name__}, not a Data or a dict")
     return {str(key): value for key, value in content.items()}
+
+
+# Graphs that Python gave --------------------------------------------------------------------------
+
+# Attributes of nodes that are no features, like some columns of `nodes.csv`
+NO_FEATURES = {*OWN, *NAMES, *ELSEWHERE, "x", "y", "public", "num_nodes", "names", "classes"}
+
+
+def with_saved_graphs(settings: Mapping[str, object], folder: Path) -> dict[str, object]:
+    """Save a graph that is given for ``data.name``, and replace it by its file's name."""
+    section, dotted, result = settings.get("data"), "data.name", dict(settings)
+    inner = dict(section) if isinstance(section, Mapping) else {}
+    label = inner.get("label", settings.get("data.label"))
+    if "name" in inner:
+        result["data"] = inner | {"name": _saved(inner["name"], folder, label)}
+    if dotted in result:
+        result[dotted] = _saved(result[dotted], folder, label)
+    return result
+
+
+def _saved(value: object, folder: Path, label: object) -> object:
+    """Save a graph under a hash of its content, so that equal graphs have one file."""
+    if isinstance(value, str | Path):
+        return value
+    from torch_geometric.data import Data
+    from torch_geometric.data.data import BaseData
+
+    with saying("data.name"):
+        value, ending, content = value.to_data() if isinstance(value, Graph) else value, ".pt", b""
+        if isinstance(value, BaseData):
+            check_kind(value)
+            stream = io.BytesIO()
+            torch.save(Data.from_dict(_as_read(value, label)), stream)
+            content = stream.getvalue()
+        elif (listed := _listed(value)) is not None:
+            with reading("the graph", DataError, "is not one of numbers and words"):
+                # NumPy's and PyTorch's numbers have `tolist`
+                content = json.dumps(listed, default=lambda one: one.tolist()).encode()
+                ending = ".json"
+    if not content:
+        return value
+    path = named(folder) / f"{hashlib.sha256(content).hexdigest()[:16]}{ending}"
+    if not path.is_file():
+        with replaced(path) as file:
+            file.write(content)
+    return str(path)
+
+
+# Any: a graph of another library
+def _listed(graph: Any) -> dict[str, object] | None:
+    """Return nodes and edges of a graph of NetworkX or igraph as node-link JSON; else None."""
+    library = type(graph).__module__.partition(".")[0]
+    graph = graph.to_networkx() if library == "igraph" and hasattr(graph, "vs") else graph
+    if library not in ("igraph", "networkx") or not hasattr(graph, "nodes"):
+        return None
+    # A node that is no number, such as a grid position, is a word
+    ids = {node: node if isinstance(node, int | float) else str(node) for node in graph}
+    edges = graph.edges(data=True)
+    return {
+        "nodes": [{**own, "id": ids[node]} for node, own in graph.nodes(data=True)],
+        "links": [{**own, "source": ids[one], "target": ids[two]} for one, two, own in edges],
+    }
+
+
+# Any: PyG's data
+def _as_read(data: Any, label: object) -> dict[str, object]:
+    """Return a graph's entries as in files; ``from_networkx`` makes each attribute an entry."""
+    values = {key: value for key, value in entries_of(data.cpu()).items() if value is not None}
+    if hasattr(values.get("x"), "tocoo"):
+        values["x"] = as_tensor("x", values["x"])
+    n, e = data.num_nodes, values.get("edge_index", torch.empty(2, 0)).size(-1)
+    if "y" not in values and "label" in values and label is None:
+        values["y"] = values.pop("label")
+    columns = {
+        key: one.reshape(n, -1).double()
+        for key, one in values.items()
+        if isinstance(one, Tensor) and one.dim() in (1, 2) and one.size(0) == n
+        if key not in {label, *NO_FEATURES, *EDGE_VALUES} and not key.startswith("edge_")
+    }
+    if "x" not in values and columns:
+        if n == e:
+            raise DataError(f"has no x, and as many edges as nodes: whose is {', '.join(columns)}?")
+        values = {key: value for key, value in values.items() if key not in columns}
+        values["x"] = torch.cat([*columns.values()], 1)
+        values["columns"] = [
+            key if one.size(1) == 1 else f"{key}[{i}]"
+            for key, one in columns.items()
+            for i in range(one.size(1))
+        ]
+    if "y" not in values and label is None:
+        raise DataError(f"has no y and no label; data.label names it: {', '.join(sorted(values))}")
+    return values
 
 
 # Loaders of PyG and ogb ---------------------------------------------------------------------------
