@@ -524,8 +524,8 @@ def check_replies(
         clients = rows.get(node) or [None]
         unfit = {c: bad.get((node, c), NO_ROW) for c in clients if c not in own or (node, c) in bad}
         lines: dict[int | None, str] = {**unfit, **said[node]}
-        # A SuperNode may name its own clients only
-        failed |= {c: why for c, why in lines.items() if c is not None and c in asked.get(node, ())}
+        hosted = set(asked.get(node, ()))  # a SuperNode may name its own clients only
+        failed |= {c: why for c, why in lines.items() if c is not None and c in hosted}
         words = [why if c is None else f"client {c}: {why}" for c, why in lines.items()]
         rejected += [Rejected(node, one_line(line)) for line in words]
     found = [

@@ -35,16 +35,6 @@ def test_any_memory_order_is_carried() -> None:
         np.testing.assert_array_equal(decode_array("x", Array(view)), view)
 
 
-def test_reading_copies_nothing_unless_asked() -> None:
-    array = encode_array("x", np.arange(5.0))
-    view, copied = decode_array("x", array), decode_array("x", array, copy=True)
-    assert np.shares_memory(view, np.frombuffer(array.data, np.uint8))
-    assert not view.flags.writeable
-    assert not np.shares_memory(copied, view)
-    copied += 1.0
-    assert view.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
-
-
 def test_objects_are_refused_on_the_way_out() -> None:
     with pytest.raises(ValueError, match="'names'"):
         encode_array("names", np.array(["a", None], dtype=object))

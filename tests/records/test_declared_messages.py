@@ -15,9 +15,6 @@ from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import (
     KeyReply,
     MaskedReply,
-    MaskRequest,
-    PrepareReply,
-    PrepareRequest,
     SumTerms,
     UnmaskReply,
     UnmaskRequest,
@@ -268,29 +265,6 @@ def test_every_entry_is_checked(kind: Any, field: Any) -> None:
             read(kind, content)
 
 
-@each([one for one in ENTRIES if one[1].empty is not None and not one[1].optional])
-def test_a_missing_entry_is_an_empty_one_where_there_are_such(kind: Any, field: Any) -> None:
-    def outcome(is_there: bool) -> Any:
-        content = written(instance(kind))
-        for record in content.values():
-            if field.key in record:
-                record.pop(field.key)
-                if is_there:
-                    record[field.key] = field.empty
-        try:
-            return read(kind, content)
-        except MalformedReplyError as error:
-            return str(error)
-
-    missing, empty = outcome(False), outcome(True)
-    assert type(missing) is type(empty)
-    if isinstance(missing, str):
-        assert missing == empty
-    else:
-        names = fields_of(kind)
-        assert all(same(getattr(missing, name), getattr(empty, name)) for name in names)
-
-
 TENSORS = [
     (kind, field)
     for kind in MESSAGES
@@ -411,13 +385,6 @@ def test_what_a_client_says_of_its_own_state() -> None:
     assert codec.read_not_saved(RecordDict()) == ""
 
 
-def test_layout_by_hand() -> None:
-    layout = ego.Layout(2, 3, 4)
-    parts = [layout.embeddings, layout.counts, layout.metrics, layout.model]
-    assert [(part.start, part.stop) for part in parts] == [(0, 6), (6, 8), (8, 18), (18, 22)]
-    assert (layout.length, ego.Layout(0, 3).length) == (22, 10)
-
-
 def test_who_is_in_a_plain_sum_was_asked() -> None:
     for present, says in (([4, 2], "client 4"), ([], "no client")):
         answer = ego.EgoReply(1, np.zeros(1), clients=np.array(present, np.int64))
@@ -465,16 +432,6 @@ def test_holders_are_as_many_as_can_be_and_were_asked_for() -> None:
     assert found.weight_sum is None and found.holders is None
     found = relayed(np.array([0, 1, 2]))
     assert found.holders is not None and found.holders.tolist() == [0, 1, 2]
-
-
-def test_stages_of_the_sum_share_no_key() -> None:
-    def keys_of(kind: Any) -> set[str]:
-        return {*(field.key for field in fields_of(kind).values()), *kind.fixed}
-
-    stages = PrepareRequest, MaskRequest, UnmaskRequest
-    prepare, mask, unmask = map(keys_of, stages)
-    assert not (prepare & mask or mask & unmask or prepare & unmask)
-    assert not keys_of(PrepareReply) & keys_of(UnmaskReply)
 
 
 # PPFL-GNN's messages, whose rows are of clients --------------------------------------------------

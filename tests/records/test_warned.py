@@ -3,11 +3,9 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-import flower_graph as fg
 from flower_graph.records.warned import LIBRARY, MOST_TOLD, counted_warnings
 
 LOG = logging.getLogger("flower_graph.strategies.some_method")
@@ -44,13 +42,3 @@ def test_reasons_are_kinds_and_few_are_told_whole(caplog: pytest.LogCaptureFixtu
         logging.getLogger("another.library").warning("as ever")
     own = [text.partition(": ")[2] for text in told if text != "as ever"]
     assert told[-1] == "as ever" and own == ["late", "too large"] * MOST_TOLD
-
-
-def test_a_run_counts(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    """Losses above ``strategy.limit`` leave their clients out in every round."""
-    settings = ["rounds=8", "partition.clients=12", "strategy.limit=1.96"]
-    settings += ["strategy.alignment=plain", "strategy.learning_rate=1e-6", "strategy.dropout=0.44"]
-    fg.run("fedscem/cora-linqs", settings, out=tmp_path / "run", seed=0, quiet=True)
-    own = [text for text in caplog.messages if text.startswith("client ")]
-    assert len(own) == MOST_TOLD
-    assert any("warnings as this one" in text for text in caplog.messages)

@@ -80,24 +80,3 @@ def test_a_message_whose_actor_is_killed_goes_to_another(backend: Any, tmp_path:
     _wait_until(lambda: len(backend.pool.pool) == 2 or _ask(backend) not in before)
     after = {*_at_once(backend, 8)}
     assert len(after) == 2 and after & before == {left}
-
-
-@pytest.mark.release
-def test_without_room_for_another_the_rest_take_all_messages(
-    ray: Any, backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend.pool.create_actor_fn = lambda: ray.remote(num_cpus=3)(_Never).remote()
-    (poison := tmp_path / "poison").touch()
-    left = _ask(backend, poison)
-    assert {*_at_once(backend, 8)} == {left}
-    poison.touch()
-    monkeypatch.setattr(flower_compat, "ACTOR_WAIT", 0.5)
-    with pytest.raises(IndexError):
-        _ask(backend, poison)
-    for actor in flower_compat._AWAITED.values():
-        ray.kill(actor)
-    flower_compat._AWAITED.clear()
-
-
-class _Never:
-    """An actor for which no machine has room."""

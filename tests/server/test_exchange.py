@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from flower_graph.errors import MalformedReplyError, NoClientsError
 from flower_graph.flower_compat import SUPERLINK_NODE_ID, stamp
@@ -187,20 +185,6 @@ def test_a_late_reply_is_drained_and_not_mixed_in(caplog: pytest.LogCaptureFixtu
     assert grid.pulled[-1] == {"m5"}  # what came late is not asked for again
 
 
-def test_memory_for_unanswered_messages_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flower_graph.wire.exchange.MAX_LATE", 5)
-    grid = ScriptedGrid(dict.fromkeys(range(4), "never"))
-    sender = Exchange(grid)
-    for server_round in range(3):
-        send(sender, range(4), server_round=server_round, timeout=0.01)
-    assert grid.pulled[-1] == {f"m{number}" for number in range(4, 13)}  # 4 open, 5 remembered
-    much_later = time.monotonic() + 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: much_later)
-    grid.script = {}
-    send(sender, [7], server_round=3)
-    assert grid.pulled[-1] == {"m13"}  # their time to live is over
-
-
 def test_all_missing_end_at_the_deadline_and_are_one_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,14 +210,6 @@ def test_wire_bytes_are_counted_whatever_the_reply_is_worth() -> None:
     assert sender.ledger.payload == {"up": {}, "down": {}}
 
 
-def test_interrupt_passes_through_at_once() -> None:
-    def interrupt(node_id: int, content: RecordDict) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        send(ScriptedGrid({}), [1], read=interrupt)
-
-
 def test_a_server_that_waits_says_so_and_stops(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,22 +230,6 @@ def test_a_server_that_waits_says_so_and_stops(
         with pytest.raises(ValueError, match="timeout"):
             Exchange(grid).nodes(1, timeout)
     assert grid.sent == 0
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.lists(st.sampled_from(["good", "twice", *FAULTS]), max_size=6), max_size=3))
-def test_every_node_is_used_or_left_out_once(rounds: list[list[str]]) -> None:
-    sender = Exchange(grid := ScriptedGrid({}))
-    for server_round, words in enumerate(rounds, start=2):
-        grid.release()
-        grid.script = {**grid.script, **dict(enumerate(words))}
-        options = {"timeout": 0.01, "max_reply_bytes": 500}
-        replies = send(sender, range(len(words)), server_round=server_round, **options)
-        left_out = [entry.node_id for entry in replies.rejected]
-        assert sorted([*replies.values, *left_out]) == list(range(len(words)))
-        good = {node for node, word in enumerate(words) if word in ("good", "twice")}
-        own_round = {node for node, word in enumerate(words) if word == "other round"}
-        assert set(replies.values) == good | (own_round if server_round == 3 else set())
 
 
 # Messages made elsewhere -------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Who hosts whom: asked once; nothing but a list or a binding decides whose a client is."""
 
-import math
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
@@ -8,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from averaging_helpers import Hosted, Run, Simple, app_of
+from averaging_helpers import Hosted, Run, Simple
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -40,17 +39,6 @@ class Asked(Membership):
 
         exchange: Any = SimpleNamespace(send=send)
         return {one.node_id: one.reason for one in self.ask(exchange, [*online], 1, 5.0)}
-
-
-def test_a_supernode_under_another_id_has_its_clients_arrays() -> None:
-    members = Asked()
-    members.hear({11: [0, 2], 12: [1]})
-    assert {node: one.tolist() for node, one in members.numbers().items()} == members.clients
-    members.move(11, 13)
-    assert members.clients == {13: [0, 2], 12: [1]}
-    assert {node: one.tolist() for node, one in members.numbers().items()} == members.clients
-    members.forget(13)
-    assert {node: one.tolist() for node, one in members.numbers().items()} == {12: [1]}
 
 
 def test_who_has_lost_its_state_is_asked_to_go_on_from_its_last_checkpoint() -> None:
@@ -193,21 +181,6 @@ def test_a_plain_client_app_is_an_unknown_client(caplog: pytest.LogCaptureFixtur
         assert sum(f"node {node} " in text for text in caplog.messages) == 1
 
 
-def test_a_plain_client_app_beside_others(tmp_path: Path) -> None:
-    """It takes part in a run that saves checkpoints, and in one that goes on from them."""
-    ours, plain = app_of([[0], []], []), plain_app()
-
-    class Both(ClientApp):
-        def __call__(self, message: Message, context: Context) -> Message:
-            return (ours, plain)[int(context.node_config["partition-id"])](message, context)
-
-    saving: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 2}
-    Run(Simple(**saving), 2, rounds=2, app=Both())
-    again = Run(Simple(**saving), 2, rounds=3, app=Both(), resume=True)
-    assert [report.round for report in again.reports] == [3]
-    assert again.model == [3, 3] and again.who[0].answered == {0}
-
-
 # Who took part -----------------------------------------------------------------------------------
 
 
@@ -239,25 +212,6 @@ def test_who_failed_and_why() -> None:
     assert three.answered == {0, 1, 2, 3}
     assert three.failed == {4: "weights are not finite"}
     assert not (one.left_out or two.left_out or three.left_out)
-
-
-def test_all_are_gone_when_they_should_measure() -> None:
-    class Renamed(InProcessGrid):
-        def push_messages(self, messages: Any) -> list[str]:
-            messages = list(messages)
-            answer = super().push_messages(messages)
-            if messages and messages[0].metadata.message_type == "train" and 1 not in self.contexts:
-                self.contexts = {
-                    number: Context(one.run_id, number, one.node_config, one.state, {})
-                    for number, one in enumerate(self.contexts.values(), 1)
-                }
-            return answer
-
-    run = Run(Simple(), [[0], [1]], 2, make_grid=Renamed)
-    assert [report.answered for report in run.reports] == [2, 2]
-    assert math.isnan(run.reports[0].loss)
-    assert run.who[0].answered == {0, 1}  # their training counted
-    assert run.strategy.session.members.clients == {1: [0], 2: [1]}
 
 
 # What newcomers say ------------------------------------------------------------------------------
@@ -295,14 +249,6 @@ def test_a_reply_weighs_no_more_than_was_said(kind: str) -> None:
     # Of those that do not say what they have, it is not known.
     unknown = weighing(hosted, [None] * 3, (kind, 2))
     assert not any(report.rejected for report in unknown.reports)
-
-
-def test_the_order_is_that_of_the_clients() -> None:
-    who = Membership()
-    who.clients = {9: [5], 1: [], 4: [2, 8], 3: []}
-    assert list(who.present([1, 3, 4, 9, 77])) == [4, 9, 1, 3]
-    who.examples = {4: 9, 1: 9}
-    assert [who.most_examples(node, training=False) for node in (4, 1, 77)] == [2, 1, None]
 
 
 # Versions ----------------------------------------------------------------------------------------
