@@ -41,9 +41,6 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-# Memory of this process: what it frees and needs again, and the most that it held --------------
-
-
 def keep_freed_memory() -> bool:
     """Let this process keep freed memory for its next allocations."""
     # A round makes and frees the same tensors again and again. By default glibc returns every block
@@ -54,22 +51,6 @@ def keep_freed_memory() -> bool:
     return mallopt is not None and all(mallopt(*setting) for setting in settings)
 
 
-def first_layer_bytes(used: int, size: int) -> int:
-    """Return the bytes of `used` rows of a first layer, with both of Adam's moments."""
-    return 3 * 4 * used * size
-
-
-def refuse_too_large(least: int, what: str) -> None:
-    """Refuse work that needs more memory than this machine has free."""
-    import psutil  # not at the top: deployed clients need it not
-
-    free = int(psutil.virtual_memory().available)
-    if least > free:
-        sizes = f"{least / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
-        remedy = "set a smaller model.hidden, fewer features, or fewer clients"
-        raise ConfigError(f"memory: the weights of {what} take at least {sizes}; {remedy}")
-
-
 def peak_memory() -> float:
     """Return the peak memory of this process in bytes."""
     # Linux has a figure of this program alone. ``getrusage`` begins with what the process that
@@ -78,9 +59,6 @@ def peak_memory() -> float:
     if status.exists() and (line := re.search(r"VmHWM:\s*(\d+)", status.read_text())):
         return 1024.0 * int(line[1])
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # bytes on macOS
-
-
-# Threads and processor ---------------------------------------------------------------------------
 
 
 @contextmanager

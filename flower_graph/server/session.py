@@ -207,12 +207,12 @@ class Membership:
             elif not self.refusal(answer):  # else it claims no clients: its enrolment says why
                 claims[node] = own[node]
         bound, holders = self.bound, dict[int, int]()  # clients of whose SuperNode there is proof
+        here, known = self.clients.keys() & connected, self.clients.keys()
         for node, answer in order if bound else ():
             before = {c: bound[c] for c in claims.get(node, ()) if c in bound}
-            if self.is_back({at for at in before.values() if self._is_gone(at, connected)}, answer):
+            if self.is_back(known & set(before.values()) - here, answer):
                 holders |= dict.fromkeys(claims[node], node)
-            here = {node, *(self.clients.keys() & connected)}
-            holders |= {client: at for client, at in before.items() if at in here}
+            holders |= {client: at for client, at in before.items() if at == node or at in here}
         for node, local in claims.items() if holders else ():
             if taken := [client for client in local if holders.get(client, node) != node]:
                 other = holders[taken[0]]
@@ -227,10 +227,7 @@ class Membership:
                         raise MembershipError(words)
                     refused |= {other: words, node: words}
         left = {node: local for node, local in claims.items() if node not in refused}
-        return refused | self._too_many(left, connected)
-
-    def _is_gone(self, node: int, connected: Collection[int]) -> bool:
-        return node in self.clients and node not in connected
+        return refused | self._too_many(left, here)
 
     def _unlisted(self, node: int, clients: Collection[int]) -> str:
         """Return why the list forbids a SuperNode to speak for clients; "" if it does not."""
@@ -252,22 +249,19 @@ class Membership:
             return f"clients {ranges(clients)} are another SuperNode's by {MEMBERS}"
         return ""
 
-    def _too_many(
-        self, claims: Mapping[int, list[int]], connected: Collection[int]
-    ) -> dict[int, str]:
+    def _too_many(self, claims: Mapping[int, list[int]], here: Collection[int]) -> dict[int, str]:
+        """Refuse newcomers beyond `most`; SuperNodes that return with their clients go before."""
         if (most := self.most) is None:
             return {}
         replaced = {self.bound.get(c) for local in claims.values() for c in local}
         # A SuperNode without client numbers is known by its id alone
-        enrolled = {node for node, local in self.clients.items() if local or node in connected}
-        strangers = {n for n, c in claims.items() if not c or not self.bound.keys() >= set(c)}
-        refused, new, others = dict[int, str](), set(claims), len(enrolled - replaced)
-        # SuperNodes that return with their clients go before new SuperNodes
-        for group in (new & strangers, new):
-            if len(new) + others > most:
-                why = f"{len(new) + others} SuperNodes, strategy.most_supernodes is {most}"
+        enrolled = {node for node, local in self.clients.items() if local or node in here}
+        back = {n for n, local in claims.items() if local and self.bound.keys() >= set(local)}
+        others, refused = len(enrolled - replaced), dict[int, str]()
+        for group, count in ((claims.keys() - back, len(claims)), (back, len(back))):
+            if group and count + others > most:
+                why = f"{count + others} SuperNodes, strategy.most_supernodes is {most}"
                 refused |= dict.fromkeys(group, why)
-                new -= group
         if refused and not self.clients and len(refused) == len(claims):
             raise MembershipError(f"{next(iter(refused.values()))}: nothing says who may enrol")
         return refused

@@ -36,7 +36,7 @@ from flower_graph.data.folders.party import (
 )
 from flower_graph.data.graph import PARTS, Graph, labelled_split, take_rows
 from flower_graph.data.sources.datasets import DRAWN, cached_data, once, read_new_graph, saved_at
-from flower_graph.engine.machine import first_layer_bytes, refuse_too_large, resolve_device
+from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import ConfigError, DataError, RefusedError
 from flower_graph.flower_compat import Mod
 from flower_graph.method import Method, Partition
@@ -86,7 +86,6 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
     ) -> SplitGradientRelay:
         if folder is None:
             data: Any = users_graph(config)
-            refuse_large_users(config, data.x)
         else:
             classes = {"num_classes": folder.classes, "classes": folder.class_names}
             data = SimpleNamespace(**folder.tensors, **classes)
@@ -183,18 +182,6 @@ def split_model(config: NFedGNNConfig, classes: int) -> SplitModel:
     """Build the server's part of the network with its first weights."""
     how = {name: getattr(config.model, name) for name in ("hidden", "heads", "dropout")}
     return build_server_model(config.model.name, classes=classes, seed=config.seed, **how)
-
-
-def refuse_large_users(config: NFedGNNConfig, x: Tensor) -> None:
-    """Refuse users whose first layers, a row for each feature that is not 0, do not fit."""
-    how = config.strategy
-    # Averaged over all, one matrix stands for the users of a cohort.
-    # So does the layer that all have, and what is in a file is on the disk.
-    is_shared = how.average_over == "all" or how.share == SUMMED or how.state == FILE
-    if is_shared or resolve_device(config.device).type != "cpu":
-        return
-    entries = int((x if x.layout == torch.strided else x.values()).count_nonzero())
-    refuse_too_large(first_layer_bytes(entries, row_size(config)), f"{len(x):,} users")
 
 
 def row_size(config: NFedGNNConfig) -> int:
