@@ -96,20 +96,11 @@ def test_reply_keeps_the_keys_that_came_when_the_counts_match() -> None:
 def test_client_may_name_its_arrays_and_their_records() -> None:
     names = ["latent", "weights/w", "weights/b/0"]
     content = answer(([ONE, TWO, ONE], 3, {"array-names": names}), arrays=record_of(a=[1]))
-    assert shape_of(content) == {
-        "arrays": ["latent"],
-        "weights": ["w", "b/0"],
-        "metrics": ["num-examples"],
-    }
-
-
-IMPOSSIBLE = [["a"], "ab", ["a", "a"], ["a", "arrays/a"], ["a", ""], ["a", "rec/"]]
-
-
-@pytest.mark.parametrize("names", [*IMPOSSIBLE, ["a", "metrics/x"]])
-def test_impossible_names_are_refused(names: Any) -> None:
-    with pytest.raises(ValueError, match="name"):
-        answer(([ONE, TWO], 3, {"array-names": names}))
+    named = {"arrays": ["latent"], "weights": ["w", "b/0"]}
+    assert shape_of(content) == {**named, "metrics": ["num-examples"]}
+    for bad in (["a"], "ab", ["a", "a"], ["a", "arrays/a"], ["a", ""], ["a", "metrics/x"]):
+        with pytest.raises(ValueError, match="name"):
+            answer(([ONE, TWO], 3, {"array-names": bad}))
 
 
 def test_metrics_are_split_into_numbers_and_the_rest() -> None:
@@ -174,14 +165,10 @@ def test_wrong_results_are_named(kind: str, result: Any, match: str) -> None:
         answer(result, kind)
 
 
-@pytest.mark.parametrize("kind", ["train", "evaluate", "query"])
-def test_client_fn_must_return_a_numpy_client(kind: str) -> None:
+def test_what_is_no_client_and_no_request_is_refused() -> None:
     for wrong in (Recorder(None).to_client(), None):
         with pytest.raises(TypeError, match="client_fn"):
-            ask(make_client_app(lambda _, wrong=wrong: wrong), kind)
-
-
-def test_requests_that_cannot_be_read_are_refused() -> None:
+            ask(make_client_app(lambda _, wrong=wrong: wrong))
     lie = record_of(a=[1, 2])
     lie["a"].shape = (3,)
     with pytest.raises(ValueError, match="'arrays/a'"):

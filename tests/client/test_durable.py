@@ -70,14 +70,6 @@ def test_each_supernode_and_run_has_a_place_of_its_own(tmp_path: Path) -> None:
     assert file.is_relative_to(tmp_path / "client-0007" / "state" / f"run-{RUN}")
 
 
-@pytest.mark.parametrize("where", ["", ":memory:"])
-def test_without_a_place_nothing_is_kept(where: str) -> None:
-    context = context_of(where)
-    assert state_file(context) is None
-    assert [send(context), send(context)] == [1, 2]
-    assert adaptor.RECORD not in context.state
-
-
 def test_it_is_its_owners_alone_and_goes_with_the_state(tmp_path: Path) -> None:
     context = context_of(tmp_path / "state")
     before = os.umask(0)
@@ -163,11 +155,7 @@ def test_what_is_written_opens_with_the_same_secret_alone(secret: str, tmp_path:
         load_client(path, TOKEN)
     with pytest.raises(CheckpointError):
         load_client(path, "b" * 32, key)
-
-
-def test_two_files_have_nothing_in_common(tmp_path: Path) -> None:
-    key = key_of(key_file(tmp_path), tmp_path)
-    one, other = (key.seal(b"x" * 99, tmp_path / "a") for _ in range(2))
+    one, other = (key.seal(b"x" * 99, path) for _ in range(2))
     start = sealed.HEAD - sealed.NONCE
     assert one[:start] == other[:start]  # magic, salt, check, length: one derivation a process
     assert one[start:][:12] != other[start:][:12] and one[-99:] != other[-99:]
@@ -200,8 +188,11 @@ def test_a_key_that_is_none_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["", ":memory:"])
 def test_state_in_memory_is_not_encrypted_and_that_is_refused(where: str, tmp_path: Path) -> None:
-    config: dict[str, Any] = {"state-dir": where, "state-key": key_file(tmp_path)}
-    context = Context(1, 3, config, RecordDict(), {})
+    context = context_of(where)
+    assert state_file(context) is None
+    assert [send(context), send(context)] == [1, 2]
+    assert adaptor.RECORD not in context.state
+    context = context_of(where, **{"state-key": key_file(tmp_path)})
     for use in (
         lambda: CohortState(context, "client", [0], tmp_path, lambda found: (0, found or {})),
         lambda: keep_state(Message(RecordDict(), 3, "train"), context, lambda *_: pytest.fail()),

@@ -10,7 +10,7 @@ from flower_graph.client.learner import GraphOnDevice, LinkTask, asked
 from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import load_config
-from flower_graph.models import GCN, PairDecoder
+from flower_graph.models import GCN
 from flower_graph.ops.links import both_directions, undirected
 from flower_graph.records.rounds import RoundReport
 
@@ -76,13 +76,6 @@ def test_a_client_without_edges_is_named() -> None:
     lacking = ClientGraph(**{**vars(bare), "edge_index": torch.zeros(2, 0, dtype=torch.int64)})
     with pytest.raises(DataError, match="client 3"):
         LinkTask().place(lacking, torch.device("cpu"))
-
-
-def test_the_mlp_is_symmetric_and_not_the_dot_product() -> None:
-    rows, pairs = torch.randn(9, 4), torch.randint(9, (2, 30))
-    decoder = PairDecoder(4)
-    torch.testing.assert_close(decoder(rows, pairs), decoder(rows, pairs.flip(0)))
-    assert not torch.allclose(decoder(rows, pairs), (rows[pairs[0]] * rows[pairs[1]]).sum(1))
 
 
 def test_a_module_that_takes_no_pairs_has_no_mlp() -> None:

@@ -24,7 +24,6 @@ from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.graph import gcn_adjacency, propagate
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import seeded
-from flower_graph.server.averaging import Combined
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.averaging import client_means
 
@@ -84,7 +83,6 @@ def run(
     rounds: int = 3,
     supernodes: int = 2,
     settings: TrainingSection = SETTINGS,
-    kind: type[ModuleFedAvg] = ModuleFedAvg,
     make: Any = Net,
     client: type[ModuleClient] = ModuleClient,
     local: tuple[str, ...] = (),
@@ -97,7 +95,7 @@ def run(
     shared = SharedModule(make, SEED, local)
     app = make_client_app(client_fn)
     grid = InProcessGrid(app, num_supernodes=supernodes)
-    outcome = Outcome(kind(shared, settings, **options), grid).run(rounds, timeout=30.0)
+    outcome = Outcome(ModuleFedAvg(shared, settings, **options), grid).run(rounds, timeout=30.0)
     return outcome.strategy, outcome.reports
 
 
@@ -219,48 +217,6 @@ def test_some_clients_of_a_group_train(optimiser: str) -> None:
     assert_like(one, each.weights())
 
 
-def test_what_is_measured_is_the_mean_over_clients():
-    strategy, reports = run(1, 2)
-    net = Net()
-    net.load_state_dict({n: torch.as_tensor(v) for n, v in strategy.weights().items()})
-    net.eval()
-    for role in ("train", "val", "test"):
-        masks = [(graph, getattr(graph, f"{role}_mask")) for graph in GRAPHS]
-        right = [(called(net, g).argmax(1) == g.y)[mask] for g, mask in masks if mask.any()]
-        wanted = sum(float(one.double().mean()) for one in right) / len(right)
-        assert getattr(reports[0], f"{role}_accuracy") == pytest.approx(wanted)
-    assert reports[0].asked == reports[0].answered == len(GRAPHS)
-
-
-class Scaled(ModuleClient):
-    """Says besides how large its head is."""
-
-    def extras(self, module: Any, graph: Any) -> dict[str, Tensor]:
-        return {"size": module.head.weight.norm(), "class": torch.full((CLASSES,), graph.client)}
-
-
-class Personal(ModuleFedAvg):
-    """Each client goes on from what it sent."""
-
-    personal = True
-
-    def extras(self):
-        return {"size": (), "class": (CLASSES,)}
-
-    def combine(self, replies: Any) -> Combined:
-        for reply in replies:
-            assert (reply.extras["class"] == reply.client).all() and reply.extras["size"] > 0
-        return {reply.client: reply.arrays for reply in replies}
-
-
-def test_a_personal_method_with_extras():
-    strategy, reports = run(2, len(GRAPHS), kind=Personal, client=Scaled)
-    assert all(report.rejected == [] for report in reports)
-    assert sorted(strategy.own_arrays) == sorted(graph.client for graph in GRAPHS)
-    one, other = (strategy.weights()[f"client-{graph.client}.first.weight"] for graph in GRAPHS[:2])
-    assert not (one == other).all()
-
-
 @pytest.mark.parametrize("local", [(), ("*",)])
 def test_a_client_that_diverges_is_named(local: tuple[str, ...]):
     class Breaks(ModuleClient):
@@ -272,23 +228,21 @@ def test_a_client_that_diverges_is_named(local: tuple[str, ...]):
     assert all(torch.as_tensor(v).isfinite().all() for v in strategy.weights().values())
 
 
-@pytest.mark.parametrize("kind", [ModuleFedAvg, Personal])
-def test_without_an_example_a_client_is_named_and_its_round_is_skipped(kind: type[ModuleFedAvg]):
+def test_without_an_example_a_client_is_named_and_its_round_is_skipped():
     """Drawn alone it gives nothing to average, of a link task for example."""
-
     idle = {graph.client for graph in GRAPHS} - {21}
 
-    class Idle(Scaled if kind is Personal else ModuleClient):  # type: ignore[misc]
+    class Idle(ModuleClient):
         def examples(self, graph: Any) -> int:
             return 0 if graph.client in idle else super().examples(graph)
 
-    _, reports = run(9, 1, client=Idle, kind=kind, participation=1 / len(GRAPHS))
+    _, reports = run(9, 1, client=Idle, participation=1 / len(GRAPHS))
     skipped = [one for one in reports if one.skipped]
     assert 0 < len(skipped) < 9
     for report in skipped:
         (left,) = report.rejected
         assert any(f"[{client}]: no example" in left["reason"] for client in idle)
-    _, (first,) = run(1, 1, client=Idle, kind=kind)
+    _, (first,) = run(1, 1, client=Idle)
     assert sorted(entry["reason"] for entry in first.rejected) == [
         f"client {client}: no example to train on" for client in sorted(idle)
     ]
@@ -315,11 +269,10 @@ def test_flowers_own_mean_is_one_of_those_who_have_such_a_number():
         assert not [name for name in said if name.startswith("has-")]
 
 
-@pytest.mark.parametrize("more", [-1, 1])
-def test_a_client_with_another_number_of_features_is_left_out_by_name(more: int):
+def test_a_client_with_another_number_of_features_is_left_out_by_name():
     class Wide(ModuleClient):
         def __init__(self, context: Context, graphs: Any, *args: Any, **how: Any) -> None:
-            own = [replace(one, x=torch.ones(len(one.y), FEATURES + more)) for one in graphs]
+            own = [replace(one, x=torch.ones(len(one.y), FEATURES + 1)) for one in graphs]
             super().__init__(context, own if own[0].client == odd else graphs, *args, **how)
 
     odd = GRAPHS[-1].client

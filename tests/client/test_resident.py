@@ -130,6 +130,9 @@ def test_a_worker_that_dies_costs_its_message_and_is_started_again(place: Path) 
     second = ask(context)
     assert second["count"] == 2
     assert second["process"] != first["process"]
+    os.kill(int(second["process"]), signal.SIGKILL)  # between two messages: its socket stays
+    until(lambda: is_gone(second["process"]))
+    assert ask(context)["count"] == 3
 
 
 def test_a_worker_without_messages_ends_and_the_next_message_starts_another(place: Path) -> None:
@@ -190,16 +193,6 @@ def test_what_flower_starts_for_a_message_imports_no_engine(place: Path, tmp_pat
     assert len(modules) < 40
 
 
-@pytest.mark.slow
-def test_the_socket_of_a_worker_that_was_killed_is_replaced(place: Path) -> None:
-    context = context_of()
-    process = int(ask(context)["process"])
-    os.kill(process, signal.SIGKILL)
-    until(lambda: is_gone(process))
-    assert len(list(place.glob("run-*/*"))) == 1
-    assert ask(context)["count"] == 2
-
-
 def test_another_users_process_is_not_spoken_to(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,15 +202,12 @@ def test_another_users_process_is_not_spoken_to(
         ask(context_of())
 
 
-def test_clients_of_no_supernode_and_of_one_that_wants_it_stay_in_the_process(
+def test_a_supernode_may_keep_its_clients_in_the_process(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ask(context_of(resident=False))["process"] == os.getpid()
-    monkeypatch.undo()
+    monkeypatch.undo()  # no SuperNode
     assert ask(context_of())["process"] == os.getpid()
-
-
-def test_a_node_config_that_cannot_be_used_is_named() -> None:
     for key, value in (("resident", "no"), ("resident-idle", 0), ("resident-idle", "long")):
         with pytest.raises(ConfigError, match=f"^node-config {key}: "):
             ask(context_of(**{key: value}))

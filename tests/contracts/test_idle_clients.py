@@ -19,11 +19,7 @@ from flower_graph.method.registry import method_of
 from flower_graph.simulation import InProcessGrid
 
 AVERAGING = (*ALIKE, *PERSONAL, "ditto", "fedproto")
-SEEDS = [
-    "seed=19",
-    "seed=20",
-    "seed=21",
-]  # of no other test, which would find these clients in a cache
+SEEDS = ["seed=19", "seed=20", "seed=21"]  # of no other test: clients are in a cache
 
 
 def idle(monkeypatch: pytest.MonkeyPatch, *clients: int) -> None:

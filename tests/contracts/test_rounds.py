@@ -83,16 +83,7 @@ def test_some_of_the_clients_whoever_hosts_them(name: str, tmp_path: Path) -> No
         for who in done.who:
             assert 1 <= len(who.answered) <= wanted
             assert set(who.left_out.values()) == {"not drawn"}
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_who_takes_part_changes(name: str, tmp_path: Path) -> None:
-    setup = ALL[name]
-    done = checked(setup.run(tmp_path, "rounds=3", "strategy.participation=0.5"), clients_of(setup))
-    half = clients_of(setup) / 2
-    for who in done.who:
-        assert half - 1 <= len(who.answered) <= half + 1
-    assert len({frozenset(who.answered) for who in done.who}) > 1
+        assert len({frozenset(who.answered) for who in done.who}) > 1
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -115,6 +106,7 @@ def test_what_cannot_be_used_is_named_and_costs_no_more_than_silence(
     assert all(done.reports[number - 1].rejected for number in WRONG)
     assert done.who[-1].answered == done.who[0].answered, "it takes part again"
     other = setup.run(tmp_path / "silent", *run, faults=silent)
+    assert "no reply within 0.1 s" in str(other.reports[1 + setup.late].rejected)
     assert other.figures == pytest.approx(done.figures, nan_ok=True, abs=1e-6)
 
 
@@ -135,16 +127,6 @@ def test_a_newcomer_takes_part_from_then_on(name: str, tmp_path: Path) -> None:
 
 ROUNDS, BAD = 6, 3
 RUN = (f"rounds={ROUNDS}", "strategy.timeout=0.1")
-
-
-@pytest.mark.parametrize("name", ONCE)
-def test_a_client_that_never_answers(name: str, tmp_path: Path) -> None:
-    # Whether it takes messages and says nothing or is not there at all: the same figures.
-    setup = METHODS[name]
-    silent = setup.run(tmp_path / "silent", *RUN, faults=at("silent"))
-    gone = setup.run(tmp_path / "gone", *RUN, faults=at("gone"))
-    assert silent.figures == pytest.approx(gone.figures, nan_ok=True, abs=1e-6)
-    assert all("no reply within 0.1 s" in str(r.rejected) for r in silent.reports[1:-1])
 
 
 @pytest.mark.parametrize("name", ONCE)
