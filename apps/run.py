@@ -51,7 +51,7 @@ from flower_graph.secure.node_config import FEWEST_PARTIES, MALICIOUS_SERVER
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
-from flower_graph.storage.writing import named
+from flower_graph.storage.files import named
 from flower_graph.wire.keys import CONFIG as MESSAGE_CONFIG
 
 G = TypeVar("G", bound=InProcessGrid)

@@ -20,7 +20,7 @@ from flower_graph.method.of_app import configured
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import format_round
 from flower_graph.report.result import describe_baselines
-from flower_graph.storage.writing import named
+from flower_graph.storage.files import named
 
 app = ServerApp()
 

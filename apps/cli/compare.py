@@ -6,7 +6,7 @@ import sys
 from flower_graph.apps.cli.say import hand_over, say
 from flower_graph.errors import OutputError
 from flower_graph.method.compare import compare
-from flower_graph.storage.writing import named, replaced, saying
+from flower_graph.storage.files import named, replaced, saying
 
 
 def compare_command(args: argparse.Namespace) -> int:

@@ -30,9 +30,16 @@ import psutil
 import flower_graph
 from flower_graph.config.app_keys import RUN_CONFIG
 from flower_graph.errors import EngineFailedError, OutputError
-from flower_graph.storage.files import STATE_VARIABLE, default_folder, write_text
+from flower_graph.storage.files import (
+    STATE_VARIABLE,
+    append,
+    default_folder,
+    make_folder,
+    remove_folder,
+    temporary_folder,
+    write_text,
+)
 from flower_graph.storage.reading import MOST_LINES, read_bytes, read_json, reading
-from flower_graph.storage.writing import append, make_folder, remove_folder, temporary_folder
 
 ROOT = str(Path(flower_graph.__file__).resolve().parents[1])
 KILL_WAIT = 15.0  # seconds until processes that were killed must be gone

@@ -9,8 +9,7 @@ from string import Template
 from flower_graph.apps.cli.say import say
 from flower_graph.config.foreign import SHIPPED
 from flower_graph.errors import ConfigError
-from flower_graph.storage.files import write_text
-from flower_graph.storage.writing import make_folder, named
+from flower_graph.storage.files import make_folder, named, write_text
 
 METHOD = '''"""$name: say here what server and clients do, round by round."""
 

@@ -28,8 +28,8 @@ from flower_graph.outputs.files import (
     write_table,
 )
 from flower_graph.records.rounds import figure_text
+from flower_graph.storage.files import named
 from flower_graph.storage.reading import MOST_RECORD, read_text
-from flower_graph.storage.writing import named
 from flower_graph.wire.keys import BALANCED, MACRO_F1, VALUE_SCORES
 
 HEAD = ["client", "node", "other", "probability"]  # of a table of links

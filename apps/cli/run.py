@@ -35,19 +35,17 @@ from flower_graph.report.result import describe_result, summarise
 from flower_graph.storage.files import (
     folder_lock,
     holds_something,
+    make_folder,
     missing_folders,
+    named,
     new_folder,
     plain,
-)
-from flower_graph.storage.reading import MOST_SETTINGS, read_text, reading
-from flower_graph.storage.writing import (
-    make_folder,
-    named,
     remove,
     remove_empty,
     remove_folder,
     saying,
 )
+from flower_graph.storage.reading import MOST_SETTINGS, read_text, reading
 from flower_graph.wire.keys import ACCURACY
 
 # The files of a run, finished and half written

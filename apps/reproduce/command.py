@@ -25,8 +25,7 @@ from flower_graph.apps.reproduce.table import TEST, Line, Paper, read_paper
 from flower_graph.config.rules import refuse_key
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError
-from flower_graph.storage.files import folder_lock, write_text
-from flower_graph.storage.writing import make_folder, named
+from flower_graph.storage.files import folder_lock, make_folder, named, write_text
 
 KEYS = ("data", "model", "method")
 READ = "How to read this: [README.md](README.md)."

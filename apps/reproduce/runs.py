@@ -23,9 +23,8 @@ from flower_graph.engine.machine import peak_memory
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import Epoch, RoundReport, merit
-from flower_graph.storage.files import append_line, plain, write_packed
+from flower_graph.storage.files import append_line, plain, remove, write_packed
 from flower_graph.storage.reading import Tree, read_lines, read_packed, reading
-from flower_graph.storage.writing import remove
 from flower_graph.wire.keys import ACCURACY
 
 RUNS = "runs.json.xz"  # what `reproduce` keeps: rows and runs

@@ -33,9 +33,8 @@ from flower_graph.method.load import read_override, title_of, to_yaml
 from flower_graph.method.run import load_run
 from flower_graph.records.rounds import merit
 from flower_graph.report.result import summarise
-from flower_graph.storage.files import new_folder, write_text
+from flower_graph.storage.files import named, new_folder, remove_folder, write_text
 from flower_graph.storage.reading import Tree
-from flower_graph.storage.writing import named, remove_folder
 
 BEST = "best.yaml"
 MOST_NAME = 80  # letters of a folder's name

@@ -33,8 +33,14 @@ from flower_graph.flower_compat import (
 )
 from flower_graph.outputs.client import ClientOutputs, KeepReply, KeepRequest, count_traffic
 from flower_graph.storage import checkpoint
-from flower_graph.storage.files import node_name, own_folder, own_place, state_key
-from flower_graph.storage.writing import remove, remove_empty
+from flower_graph.storage.files import (
+    node_name,
+    own_folder,
+    own_place,
+    remove,
+    remove_empty,
+    state_key,
+)
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import decode_array, encode_array, own_records
 from flower_graph.wire.client_errors import boundary, lost_reply

@@ -37,10 +37,14 @@ from flower_graph.storage.files import (
     STATE_DIR,
     STATE_VARIABLE,
     default_folder,
+    inside,
     node_name,
+    remove,
+    remove_folder,
+    replaced,
+    temporary_folder,
 )
 from flower_graph.storage.reading import MOST_TENSORS, read_bytes
-from flower_graph.storage.writing import inside, remove, remove_folder, replaced, temporary_folder
 from flower_graph.wire.client_errors import lost_reply
 
 LOG = logging.getLogger(__name__)

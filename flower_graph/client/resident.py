@@ -45,8 +45,14 @@ from flower_graph.flower_compat import (
     recorddict_from_proto,
     recorddict_to_proto,
 )
-from flower_graph.storage.files import default_folder, own_folder
-from flower_graph.storage.writing import locked, path_of, remove, remove_empty
+from flower_graph.storage.files import (
+    default_folder,
+    locked,
+    own_folder,
+    path_of,
+    remove,
+    remove_empty,
+)
 from flower_graph.wire.client_errors import boundary, on_ray
 from flower_graph.wire.keys import CONFIG
 

@@ -41,9 +41,11 @@ from flower_graph.storage.files import (
     node_name,
     own_folder,
     own_place,
+    remove,
+    remove_empty,
+    remove_folder,
     state_key,
 )
-from flower_graph.storage.writing import remove, remove_empty, remove_folder
 from flower_graph.wire.arrays import Config
 from flower_graph.wire.client_errors import AT_HOME
 from flower_graph.wire.codec import Resume

@@ -15,8 +15,7 @@ from flower_graph.errors import ConfigError, RefusedError, brief, told
 from flower_graph.handed import handed_over
 from flower_graph.method.load import is_file_name, load_config, parse_overrides
 from flower_graph.method.permits import DATA, Permits
-from flower_graph.storage.files import DATA_FOLDER
-from flower_graph.storage.writing import named
+from flower_graph.storage.files import DATA_FOLDER, named
 from flower_graph.wire.client_errors import is_own_machine, on_ray
 
 DATA_ROOT = "data-root"  # of the node config: where raw data sets are

@@ -27,17 +27,19 @@ from flower_graph.config.foreign import IN_RUN
 from flower_graph.errors import MalformedReplyError, OutputError, StateLostError, brief
 from flower_graph.outputs.files import SAID, Snapshot, write_table
 from flower_graph.storage.checkpoint import keep_rounds, round_folder
-from flower_graph.storage.files import DATA_FOLDER, node_name, own_place
-from flower_graph.storage.reading import MOST_GRAPH, MOST_TENSORS, open_regular, read_text, reading
-from flower_graph.storage.writing import (
+from flower_graph.storage.files import (
+    DATA_FOLDER,
     append,
     copy_file,
     move,
+    node_name,
+    own_place,
     private_folder,
     remove,
     remove_folder,
     replaced,
 )
+from flower_graph.storage.reading import MOST_GRAPH, MOST_TENSORS, open_regular, read_text, reading
 from flower_graph.wire.codec import Message, Numbers, Said, Whole, Word
 from flower_graph.wire.keys import ROLES, RUN_TOKEN, SERVER_ROUND
 from flower_graph.wire.ledger import count_bytes

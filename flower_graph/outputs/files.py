@@ -23,9 +23,9 @@ from torch import Tensor
 from flower_graph.config.foreign import NOBODY, Trust
 from flower_graph.data.graph import ClientGraph, called
 from flower_graph.errors import OutputError, brief
+from flower_graph.storage.files import private_folder, remove, replaced, saying
 from flower_graph.storage.formats import read_arrays, read_tensors, write_tensors
 from flower_graph.storage.reading import Tree, read_json, reading
-from flower_graph.storage.writing import private_folder, remove, replaced, saying
 from flower_graph.wire.keys import ROLES
 
 NO_CLIENT = -1  # client number of the server's own rows

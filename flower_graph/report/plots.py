@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from flower_graph.records.participation import ANSWERED, FAILED, LEFT_OUT, known_clients, states
 from flower_graph.records.rounds import UNITS, WAYS, RoundReport, byte_unit
+from flower_graph.storage.files import written
 from flower_graph.storage.reading import Tree
-from flower_graph.storage.writing import written
 from flower_graph.wire.keys import ACCURACY, VALUE_SCORES
 
 # Okabe and Ito's colours, which stay apart for colour-blind eyes

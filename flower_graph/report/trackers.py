@@ -13,9 +13,8 @@ from pathlib import Path
 from flower_graph.config.schema import flatten
 from flower_graph.errors import OutputError, one_line
 from flower_graph.records.rounds import RoundReport
-from flower_graph.storage.files import write_json
+from flower_graph.storage.files import make_folder, write_json
 from flower_graph.storage.reading import Tree, read_json, reading
-from flower_graph.storage.writing import make_folder
 
 LOG = logging.getLogger(__name__)
 PROJECT = "flower-graph"  # the experiment or project that runs are listed in

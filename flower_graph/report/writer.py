@@ -18,7 +18,7 @@ from flower_graph.errors import CheckpointError, OutputError
 from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.report.result import BASELINES, best_round, make_result, metrics_of, tested
 from flower_graph.storage import files
-from flower_graph.storage.writing import remove, remove_folder, replaced, saying, written
+from flower_graph.storage.files import remove, remove_folder, replaced, saying, written
 
 LOG = logging.getLogger(__name__)
 RISE = 10  # a loss above the lowest so far times this, and above the first, is warned of

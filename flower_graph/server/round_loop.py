@@ -38,8 +38,8 @@ from flower_graph.records.rounds import BestRound, RoundReport, format_round, me
 from flower_graph.server.session import Session, unsaved
 from flower_graph.storage import checkpoint
 from flower_graph.storage.checkpoint import SCALARS
+from flower_graph.storage.files import move
 from flower_graph.storage.reading import StateDict, reading
-from flower_graph.storage.writing import move
 from flower_graph.wire.codec import Resume
 from flower_graph.wire.exchange import Replies, few
 from flower_graph.wire.keys import ACCURACY, CONFIG, ROLES

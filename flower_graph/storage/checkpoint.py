@@ -29,6 +29,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from flower_graph.errors import CheckpointError, told
+from flower_graph.storage.files import remove_folder, replaced
 from flower_graph.storage.formats import load_tensors, read_tensors, write_tensors
 from flower_graph.storage.reading import (
     MOST_TENSORS,
@@ -39,7 +40,6 @@ from flower_graph.storage.reading import (
     reading,
     reason,
 )
-from flower_graph.storage.writing import remove_folder, replaced
 
 if TYPE_CHECKING:
     from flower_graph.storage.sealed import StateKey

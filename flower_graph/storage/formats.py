@@ -87,7 +87,7 @@ def _computed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def write_tensors(
     stream: BinaryIO, tensors: Mapping[str, Tensor], metadata: Metadata | None = None
 ) -> None:
-    """Write tensors to a stream of ``storage.writing``; ``OSError`` says why that fails."""
+    """Write tensors to a stream of ``storage.files``; ``OSError`` says why that fails."""
     try:
         save_file(dict(tensors), stream.name, metadata)  # without a copy of them all in memory
     except SafetensorError as error:  # it wraps the disk's error

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from flower_graph.errors import StateLostError
-from flower_graph.storage import writing
+from flower_graph.storage import files
 
 PIECE = 1 << 20  # bytes of a copy at a time
 
 
 def create(path: Path, count: int) -> None:
     """Make a file of so many float32 zeros, in the place of an older one."""
-    writing.private_folder(path.parent)
-    handle = writing.new_file(path)
+    files.private_folder(path.parent)
+    handle = files.new_file(path)
     os.ftruncate(handle, 4 * count)
     os.close(handle)
 
@@ -28,11 +28,11 @@ def mapped(path: Path, count: int) -> Tensor:
     """Return a file's numbers, ``[count]`` float32: changes of the tensor are in the file."""
     if not path.is_file() or path.stat().st_size != 4 * count:
         raise StateLostError(f"{path}: is not the file of {count} numbers of this run")
-    handle = writing.open_own(path)
+    handle = files.open_own(path)
     try:
         if not count:  # an empty file cannot be mapped
             return torch.zeros(0)
-        return torch.from_file(writing.path_of(handle), shared=True, size=count)
+        return torch.from_file(files.path_of(handle), shared=True, size=count)
     finally:
         os.close(handle)
 
@@ -51,8 +51,8 @@ def check_room(path: Path, count: int) -> None:
 def copy(path: Path, target: Path) -> None:
     """Copy a file as a whole or not at all, without its zeros."""
     with (
-        os.fdopen(writing.open_own(path, os.O_RDONLY), "rb") as source,
-        writing.replaced(target) as stream,
+        os.fdopen(files.open_own(path, os.O_RDONLY), "rb") as source,
+        files.replaced(target) as stream,
     ):
         while piece := source.read(PIECE):
             if piece == bytes(len(piece)):

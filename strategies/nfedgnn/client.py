@@ -45,8 +45,7 @@ from flower_graph.secure.ring import CHECKS, Ring, RingArray
 from flower_graph.secure.sum.client import MaskingClient
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.storage import row_file
-from flower_graph.storage.files import node_name, state_key
-from flower_graph.storage.writing import remove, remove_empty
+from flower_graph.storage.files import node_name, remove, remove_empty, state_key
 from flower_graph.strategies.nfedgnn.users import (
     ADAM_TENSORS,
     AVERAGE_ROUND,

@@ -19,7 +19,7 @@ WRITES |= {"copyfile", "copy2", "NamedTemporaryFile", "mkdtemp", "mkstemp", "Sum
 WRITES |= {"from_file", "FileHandler", "TemporaryDirectory", "export_chrome_trace", "memmap"}
 WRITES |= {"os.replace", "os.remove", "os.link", "shutil.copy", "shutil.move", "print_png"}
 WRITES |= {"np.save", "np.savez", "np.savez_compressed", "torch.save", "json.dump", "pickle.dump"}
-GATE = "flower_graph/storage/writing.py"
+GATE = "flower_graph/storage/files.py"
 # Why other modules may: reading needs no bounds there, and writing goes through the gate
 ALLOWED = """
 read  flower_graph/client/resident.py read_text: the kernel's
@@ -37,7 +37,6 @@ write flower_graph/outputs/client.py tofile: into a stream that the gate opened
 write flower_graph/outputs/files.py rename: columns of a table
 write flower_graph/report/plots.py print_png: into a stream that the gate opened
 write flower_graph/report/trackers.py SummaryWriter: a folder of the gate's
-write flower_graph/storage/files.py truncate: a stream that the gate opened
 write flower_graph/storage/row_file.py from_file: maps what the gate opened
 write flower_graph/storage/row_file.py truncate: a stream that the gate opened
 write flower_graph/storage/formats.py save_file: by a path in a folder that the gate opened

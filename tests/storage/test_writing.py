@@ -10,11 +10,11 @@ import pytest
 from federation import METHODS
 
 from flower_graph.errors import OutputError, StateLostError
-from flower_graph.storage import files, row_file, writing
+from flower_graph.storage import files, row_file
 from flower_graph.storage.files import append_line, folder_lock, new_folder, own_folder
 
 
-def put(path: Path, way: Callable[[Path], Any] = writing.replaced) -> None:
+def put(path: Path, way: Callable[[Path], Any] = files.replaced) -> None:
     with way(path) as stream:
         stream.write(b"ours")
 
@@ -26,16 +26,16 @@ def fill(handle: int) -> None:
 
 BELOW: dict[str, Callable[[Path], object]] = {
     "replaced": put,
-    "written": lambda path: put(path, writing.written),
-    "append": lambda path: put(path, writing.append),
+    "written": lambda path: put(path, files.written),
+    "append": lambda path: put(path, files.append),
     "line": lambda path: append_line(path, {"a": 1}),
-    "new": lambda path: fill(writing.new_file(path)),
-    "own": lambda path: fill(writing.open_own(path, os.O_RDWR | os.O_CREAT)),
-    "folder": lambda path: writing.make_folder(path / "inner"),
-    "remove": writing.remove,
-    "remove-folder": writing.remove_folder,
-    "move": lambda path: writing.move(path, path.with_name("other")),
-    "copy": lambda path: writing.copy_file(path, path.with_name("other")),
+    "new": lambda path: fill(files.new_file(path)),
+    "own": lambda path: fill(files.open_own(path, os.O_RDWR | os.O_CREAT)),
+    "folder": lambda path: files.make_folder(path / "inner"),
+    "remove": files.remove,
+    "remove-folder": files.remove_folder,
+    "move": lambda path: files.move(path, path.with_name("other")),
+    "copy": lambda path: files.copy_file(path, path.with_name("other")),
     "lock": lambda path: folder_lock(path.parent).__enter__(),
     "rows": lambda path: row_file.create(path, 2),
 }
@@ -90,7 +90,7 @@ def test_a_folder_is_removed_without_what_its_links_lead_to(theirs: Path, tmp_pa
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "out").symlink_to(theirs)
     for _ in range(2):
-        writing.remove_folder(tmp_path / "run")
+        files.remove_folder(tmp_path / "run")
     assert not (tmp_path / "run").exists() and untouched(theirs)
 
 
@@ -105,17 +105,17 @@ def test_only_a_regular_file_of_ones_own_is_changed(
         os.link(path, tmp_path / "other")
     if kind == "other user":
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    for way in (writing.open_own, BELOW["append"]):
+    for way in (files.open_own, BELOW["append"]):
         with pytest.raises((OutputError, OSError)):
             way(path)
     assert kind in ("pipe", "folder") or path.read_text() == "old"
 
 
 def test_a_name_from_elsewhere_stays_in_its_folder(tmp_path: Path) -> None:
-    assert writing.inside(tmp_path, "a/b.txt") == tmp_path / "a" / "b.txt"
+    assert files.inside(tmp_path, "a/b.txt") == tmp_path / "a" / "b.txt"
     for name in ("../a", "a/../../b", "/etc/passwd", "", ".", "a\0b"):
         with pytest.raises(OutputError):
-            writing.inside(tmp_path, name)
+            files.inside(tmp_path, name)
 
 
 def test_a_person_may_name_a_folder_through_a_link(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_who_takes_the_name_in_shared_memory_stops_nobody(
     if how == "link":
         usual.symlink_to(theirs)
     else:
-        monkeypatch.setattr(writing, "is_taken", lambda folder: folder == usual)
+        monkeypatch.setattr(files, "is_taken", lambda folder: folder == usual)
     folder = files.default_folder()
     assert folder.is_relative_to(tmp_path / "cache")
     own_folder(folder / "run-1")
@@ -203,7 +203,7 @@ def test_a_file_that_others_hold_open_is_not_written_into(tmp_path: Path) -> Non
     path.write_text("old")
     path.chmod(0o666)
     with path.open() as spy:
-        os.close(writing.new_file(path))
+        os.close(files.new_file(path))
         path.write_text("secret")
         assert spy.read() == "old"
 
@@ -211,8 +211,8 @@ def test_a_file_that_others_hold_open_is_not_written_into(tmp_path: Path) -> Non
 def test_folders_that_are_made_on_the_way_are_closed(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        writing.private_folder(tmp_path / "a" / "b")
-        with writing.replaced(tmp_path / "c" / "d" / "file") as stream:
+        files.private_folder(tmp_path / "a" / "b")
+        with files.replaced(tmp_path / "c" / "d" / "file") as stream:
             stream.write(b"1")
         own_folder(tmp_path / "place" / "checkpoints" / "round-1", tmp_path / "place")
     finally:

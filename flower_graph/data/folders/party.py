@@ -30,7 +30,14 @@ from flower_graph.data.sources.names import GRAPH_FILES, has_ending
 from flower_graph.errors import ConfigError, DataError, told
 from flower_graph.ops.graph import csr_tensor, entries, pointers
 from flower_graph.records.participation import numbers, ranges
-from flower_graph.storage.files import DATA_FOLDER, PARTITION, PARTITIONS
+from flower_graph.storage.files import (
+    DATA_FOLDER,
+    PARTITION,
+    PARTITIONS,
+    make_folder,
+    replaced,
+    saying,
+)
 from flower_graph.storage.formats import load_tensors
 from flower_graph.storage.reading import (
     MOST_RECORD,
@@ -41,7 +48,6 @@ from flower_graph.storage.reading import (
     read_text,
     reading,
 )
-from flower_graph.storage.writing import make_folder, replaced, saying
 
 if TYPE_CHECKING:
     from flower_graph.data.folders.client_folder import Clients

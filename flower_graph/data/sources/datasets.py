@@ -76,10 +76,9 @@ from flower_graph.data.sources.tables import (
 from flower_graph.errors import DataError
 from flower_graph.handed import handed_over
 from flower_graph.rng import generator
-from flower_graph.storage.files import ROOT_VARIABLE, data_root
+from flower_graph.storage.files import ROOT_VARIABLE, copy_file, data_root, named, replaced, written
 from flower_graph.storage.formats import UnpicklingError, load_saved
 from flower_graph.storage.reading import reading
-from flower_graph.storage.writing import copy_file, named, replaced, written
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data

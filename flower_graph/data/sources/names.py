@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flower_graph.errors import DataError, told
-from flower_graph.storage.files import data_root, user_cache
-from flower_graph.storage.writing import (
+from flower_graph.storage.files import (
+    data_root,
     make_folder,
     move,
     named,
     remove_folder,
     saying,
     temporary_folder,
+    user_cache,
 )
 
 LINQS = "cora-linqs"

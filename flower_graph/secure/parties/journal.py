@@ -30,8 +30,8 @@ from flower_graph.errors import IdentityError, RefusedError, refuse_if
 from flower_graph.secure.channel import framed
 from flower_graph.secure.node_config import DIFFER_BY
 from flower_graph.secure.ring import REFUSAL
+from flower_graph.storage.files import locked, replaced
 from flower_graph.storage.reading import MOST_RECORD, parse_json, read_bytes, reading
-from flower_graph.storage.writing import locked, replaced
 
 __all__ = ["Journal"]
 

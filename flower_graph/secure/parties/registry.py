@@ -35,7 +35,7 @@ from flower_graph.secure.node_config import (
     most_points,
     whole_number,
 )
-from flower_graph.storage.files import write_text
+from flower_graph.storage.files import named, open_own, write_text
 from flower_graph.storage.reading import (
     MOST_KEY,
     MOST_RECORD,
@@ -44,7 +44,6 @@ from flower_graph.storage.reading import (
     read_secret,
     reading,
 )
-from flower_graph.storage.writing import named, open_own
 
 __all__ = ["Identity", "RegisteredParty", "Registry", "TrustSettings", "new_identity"]
 
