@@ -22,7 +22,6 @@ from flower_graph.outputs.files import as_text
 from flower_graph.records.rounds import WAYS, format_bytes, merit
 from flower_graph.report.result import (
     describe,
-    differences,
     holm,
     metrics_of,
     metrics_shown,
@@ -140,14 +139,20 @@ def _read(run: Run) -> Tree:
             key: one.get("scores", {}).get(metrics[0], one).get("test")
             for key, one in (result.get("baselines") or {}).items()
         }
+        settings = {key: value for key, value in flatten(config) if key not in OTHER}
+        digest = result.get("judged-on")
+        # In a deployment nobody knows all nodes: what says how they are drawn must be the same
+        deciding = () if digest else ("data.", "partition.")
+        deciding += ("links.",) if settings.get("task") == LINKS else ()
+        drawn = {key: one for key, one in settings.items() if key.startswith(deciding)}
         return {
             "seed": int(result["seed"]),
             "app": str(config.get("app")),
             "version": str(result.get("versions", {}).get("flower-graph")),
             "versions": result.get("versions"),
             "metric": metrics[0],
-            "settings": {key: value for key, value in flatten(config) if key not in OTHER},
-            "judged-on": result.get("judged-on"),
+            "settings": settings,
+            "judged-on": _word([metrics[0], settings.get("data.name"), digest, drawn]),
             "figures": {key: _number(value) for key, value in given.items()},
             "baselines": {key: _number(value) for key, value in baselines.items()},
         }
@@ -186,29 +191,20 @@ def _test(rows: Sequence[Tree]) -> None:
     rows[0]["is-reference"] = True
     reference, tested = _by_seed(rows[0]), list[Tree]()
     for row in rows[1:]:
-        own = {k: v for k, v in _by_seed(row).items() if k in reference}
-        same = {seed: value for seed, (value, on) in own.items() if on == reference[seed][1]}
-        apart = differences(same, {seed: value for seed, (value, _) in reference.items()})
+        apart = {k: one - reference[k] for k, one in _by_seed(row).items() if k in reference}
         if apart:
-            values = [*apart.values()]
-            row["difference"] = describe(values) | {"seeds": [*apart]} | paired(values)
+            values, seeds = [*apart.values()], [seed for seed, _ in apart]
+            row["difference"] = describe(values) | {"seeds": seeds} | paired(values)
             tested.append(row["difference"])
     for one, chance in zip(tested, holm([one["p"] for one in tested]), strict=True):
         one["holm"] = chance
 
 
-def _by_seed(row: Tree) -> dict[int, tuple[float, object]]:
-    """Return the test metric of each seed that has one, and what says on which nodes it is."""
-    settings, result = row["settings"], dict[int, tuple[float, object]]()
-    sections = ("links.",) if settings.get("task") == LINKS else ()
+def _by_seed(row: Tree) -> dict[tuple[int, str], float]:
+    """Return the known test metrics by seed and by the nodes that they are judged on."""
     values = row["figures"][f"test-{row['metric']}"]["values"]
-    for seed, digest, value in zip(row["seeds"], row["judged-on"], values, strict=True):
-        # In a deployment nobody knows all nodes: what says how they are drawn must be the same
-        deciding = sections if digest else (*sections, "data.", "partition.")
-        how = {key: one for key, one in settings.items() if key.startswith(deciding)}
-        if math.isfinite(value):
-            result[seed] = value, (row["metric"], settings.get("data.name"), digest, how)
-    return result
+    keys = zip(row["seeds"], row["judged-on"], strict=True)
+    return {key: one for key, one in zip(keys, values, strict=True) if math.isfinite(one)}
 
 
 # Showing ------------------------------------------------------------------------------------------
@@ -338,21 +334,20 @@ class Comparison:
         known = {key for row in self.rows for key in row["settings"]}
         reference = next(row["run"] for row in self.rows if row["is-reference"])
         tested = [row["difference"] for row in self.rows if "difference" in row]
-        lines = ["", f"{len(self.differing)} of {len(known)} settings differ (--all-settings: all)"]
-        if tested:
-            is_error = any(row["metric"] in VALUE_SCORES for row in self.rows)
-            lines.append(
-                f"difference: test metric minus that of {reference} on the same seeds"
-                + "; the less of an error, the better" * is_error
-            )
-            count = sum(one["p"] is not None for one in tested)
-            lines.append(f"p: of a paired t test over the seeds, Holm's correction for {count}")
-        if others := len(self.rows) - 1 - len(tested):
-            lines.append(
-                f"no difference for {others}: no seed is judged on the same nodes as {reference}, "
-                "by the same metric"
-            )
-        return lines
+        is_error = any(row["metric"] in VALUE_SCORES for row in self.rows)
+        count, others = (
+            sum(one["p"] is not None for one in tested),
+            len(self.rows) - 1 - len(tested),
+        )
+        lines = [
+            "",
+            f"{len(self.differing)} of {len(known)} settings differ (--all-settings: all)",
+            f"difference: test metric minus that of {reference} on the same seeds"
+            + "; the less of an error, the better" * is_error,
+            f"p: of a paired t test over the seeds, Holm's correction for {count}",
+        ]
+        none = f"no difference for {others}: no seed is judged on the same nodes as {reference}"
+        return [*lines, none] if others else lines
 
 
 def _rank(row: Tree, by: str) -> tuple[bool, bool, Any]:
