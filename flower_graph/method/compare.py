@@ -142,8 +142,9 @@ def _read(run: Run) -> Tree:
         settings = {key: value for key, value in flatten(config) if key not in OTHER}
         digest = result.get("judged-on")
         # In a deployment nobody knows all nodes: what says how they are drawn must be the same
-        deciding = () if digest else ("data.", "partition.")
-        deciding += ("links.",) if settings.get("task") == LINKS else ()
+        sections = {"links.": settings.get("task") == LINKS}
+        sections |= dict.fromkeys(("data.", "partition."), not digest)
+        deciding = tuple(key for key, decides in sections.items() if decides)
         drawn = {key: one for key, one in settings.items() if key.startswith(deciding)}
         return {
             "seed": int(result["seed"]),
@@ -335,10 +336,8 @@ class Comparison:
         reference = next(row["run"] for row in self.rows if row["is-reference"])
         tested = [row["difference"] for row in self.rows if "difference" in row]
         is_error = any(row["metric"] in VALUE_SCORES for row in self.rows)
-        count, others = (
-            sum(one["p"] is not None for one in tested),
-            len(self.rows) - 1 - len(tested),
-        )
+        count = sum(one["p"] is not None for one in tested)
+        others = len(self.rows) - 1 - len(tested)
         lines = [
             "",
             f"{len(self.differing)} of {len(known)} settings differ (--all-settings: all)",
