@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flower_graph.config.common import ALL, BEST, CHECKPOINTS, KEEP, LAST
 from flower_graph.config.foreign import IN_RUN
@@ -92,7 +91,6 @@ ROW = np.dtype(
     [(name, "<i8") for name in ("round", "client", "nodes")]
     + [(name, "<f8") for name in ("loss", *SHARES, *BYTES)]
 )
-Rows = NDArray[np.void]  # of ROW
 
 
 class FigureLog:
@@ -121,32 +119,33 @@ class FigureLog:
             os.fchmod(file.fileno(), 0o600)
             rows.tofile(file)
 
-    def read(self, last: int | None = None) -> Rows:
+    def read(self, last: float = math.inf) -> Any:  # a data frame
         """Return the rows up to a round, by round and client; ``OutputError`` if it is damaged."""
-        if not self._path.exists():
-            return np.zeros(0, ROW)
-        with reading(self._path, OutputError), open_regular(self._path, MOST_TENSORS) as stream:
-            # The process may have died while it wrote a row
-            whole = os.fstat(stream.fileno()).st_size // ROW.itemsize
-            rows = np.fromfile(stream, ROW, whole)
-        rows = rows if last is None else rows[rows["round"] <= last]
-        backwards = rows[::-1]
-        _, first = np.unique(backwards[["round", "client"]], return_index=True)
-        return backwards[first]
+        import pandas as pd
+
+        rows = np.zeros(0, ROW)
+        if self._path.exists():
+            with reading(self._path, OutputError), open_regular(self._path, MOST_TENSORS) as stream:
+                # The process may have died while it wrote a row
+                rows = np.fromfile(stream, ROW, os.fstat(stream.fileno()).st_size // ROW.itemsize)
+        key, table = ["round", "client"], pd.DataFrame(rows)
+        table = table[table["round"] <= last].drop_duplicates(key, keep="last")
+        return table.sort_values(key, kind="stable")
 
     def cut(self, last: int) -> None:
         """Remove the rows after a round: the run resumes there, or starts anew."""
         if self._path.exists():
-            rows = self.read(last)
+            rows = self.read(last).to_records(index=False).astype(ROW)
             with replaced(self._path) as stream:
                 rows.tofile(stream)
 
 
-def write_figures(folder: Path, rows: Rows, at: dict[str, int], every: int) -> None:
+# Any: a data frame
+def write_figures(folder: Path, table: Any, at: dict[str, int], every: int) -> None:
     """Write ``clients.csv``, and with `every` ``curves.csv``; ``at``: rounds by their names."""
     import pandas as pd
 
-    table = pd.DataFrame(rows).replace([math.inf, -math.inf], math.nan)
+    table = table.replace([math.inf, -math.inf], math.nan)
     each = table.groupby("client")
     whole = {name: each[name].transform("sum").round().astype(int) for name in BYTES}
     whole["rounds-measured"] = each["round"].transform("size")
@@ -253,13 +252,13 @@ class KeptFolder:
 
     def figures(self, request: KeepRequest, traffic: Mapping[str, int]) -> None:
         """Write the measurements; ``traffic``: all clients' bytes since the last ones."""
-        rows = self.log.read(request.server_round)
-        if rows.size:
-            is_last = rows["round"] == rows["round"].max()
+        table = self.log.read(request.server_round)
+        if len(table):
+            is_last = table["round"] == table["round"].max()
             for way, count in traffic.items():
-                rows[f"bytes-{way}"][is_last] += count / is_last.sum()
+                table.loc[is_last, f"bytes-{way}"] += count / is_last.sum()
             at = {"last": request.server_round, "best": request.best_round}
-            write_figures(self.folder, rows, at, request.every)
+            write_figures(self.folder, table, at, request.every)
 
     def finish(self, request: KeepRequest, take: Take) -> str:
         """Write the final files; return the difference from the request, or nothing."""

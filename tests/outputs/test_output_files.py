@@ -68,9 +68,6 @@ def test_predictions_as_a_table(tmp_path: Path) -> None:
         '0,"b,""",dog,0.731059,none,',
         "1,c,cat,0.5,test,dog",
     ]
-
-
-def test_a_value_of_minus_one_stands_in_the_table() -> None:
     rows, values = np.arange(2), np.array([-1.0, np.nan], np.float32)
     table = table_of(Predictions(rows, rows, values, values, np.zeros(2, np.int8), values))
     assert [table[name].tolist() for name in ("value", "target")] == [["-1", ""]] * 2
