@@ -54,6 +54,7 @@ from flower_graph.storage import checkpoint
 from flower_graph.storage.files import named
 from flower_graph.wire.keys import CONFIG as MESSAGE_CONFIG
 
+LOG = logging.getLogger("flwr")
 G = TypeVar("G", bound=InProcessGrid)
 # A trial's rounds at most, and the seconds after which it is over
 TRIED, TRIED_SECONDS = 8, 3.0
@@ -62,9 +63,8 @@ TRIED, TRIED_SECONDS = 8, 3.0
 def client_app(config: RunConfig, out: Path | None) -> ClientApp:
     """Build the ClientApp of a run."""
     method = method_of(config)
-    mods: list[Mod] = [partial(_tell_baselines, config), partial(_keep_settings, config)]
+    mods: list[Mod] = [partial(_tell_and_keep, config)]
     mods += [withhold_measurements] if config.privacy.withholds else []
-
     return make_client_app(
         lambda context: method.build_client(config, context, out),
         mods=mods,
@@ -72,34 +72,30 @@ def client_app(config: RunConfig, out: Path | None) -> ClientApp:
     )
 
 
-def _tell_baselines(
+def _tell_and_keep(
     config: RunConfig, message: Message, context: Context, call_next: ClientAppCallable
 ) -> Message:
-    """Log once, at the first query, what clients with own data reach without the federation."""
+    """Log first what clients with own data reach alone; keep settings with their outputs."""
+    kind, method = message.metadata.message_type, method_of(config)
     # The server's first message is a query for clients; a client then has no state yet.
-    is_first = message.metadata.message_type == "query" and not context.state
+    is_first = kind == "query" and not context.state
     reply = call_next(message, context)
-    folder = client_folder(config, context) if is_first else None
-    figures = {} if folder is None else method_of(config).baselines(config, folder)
-    for line in describe_baselines({"baselines": figures}):  # there are none without labels
-        logging.getLogger("flwr").info("what clients here reach alone, told to nobody: %s", line)
-    return reply
-
-
-def _keep_settings(
-    config: RunConfig, message: Message, context: Context, call_next: ClientAppCallable
-) -> Message:
-    reply = call_next(message, context)
-    if message.metadata.message_type != KEEP or reply.has_error():
-        return reply
-    asked = KeepRequest.from_config(message.content.config_records[MESSAGE_CONFIG])
-    outputs = own_outputs(context, asked.run) if asked.action == FINISH else None
-    if outputs is not None:
-        write_config(outputs, to_dict(config))
-        if (folder := client_folder(config, context)) is None:
-            write_data_form(outputs, data_form(config, method_of(config).data(config)))
-        else:
-            write_data_form(outputs, DataForm.from_json(folder.detail(DATA_FORM, dict)))
+    if is_first and (folder := client_folder(config, context)) is not None:
+        # There are none without labels
+        for line in describe_baselines({"baselines": method.baselines(config, folder)}):
+            LOG.info("what clients here reach alone, told to nobody: %s", line)
+    if kind == KEEP and not reply.has_error():
+        asked = KeepRequest.from_config(message.content.config_records[MESSAGE_CONFIG])
+        outputs = own_outputs(context, asked.run) if asked.action == FINISH else None
+        if outputs is not None:
+            folder = client_folder(config, context)
+            write_config(outputs, to_dict(config))
+            form = (
+                data_form(config, method.data(config))
+                if folder is None
+                else DataForm.from_json(folder.detail(DATA_FORM, dict))
+            )
+            write_data_form(outputs, form)
     return reply
 
 
@@ -314,7 +310,7 @@ def making_grid(
     """Make the grid of a checked run in this process; forget the run's clients at the end."""
     supernodes = check_run(config, given)
     # Flower's own strategies write a dozen lines a round; here the progress bar says it in one.
-    logging.getLogger("flwr").setLevel(logging.WARNING)
+    LOG.setLevel(logging.WARNING)
     grid = kind(client_app(config, out), num_supernodes=supernodes, seed=config.seed)
     try:
         yield grid

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 
@@ -23,6 +24,8 @@ def attach(package: str) -> Callable[[str], object]:
     def getattr_(name: str) -> object:
         if name == "__all__":
             return sorted(declared(package))
+        if find_spec(f"{package}.{name}"):  # a module needs no list of all names
+            return import_module(f"{package}.{name}")
         if name not in declared(package):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, own = declared(package)[name]

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -338,11 +338,8 @@ def test_flowers_lines_become_rounds_and_only_what_is_new_is_shown(
 def test_completion_names_commands_and_configs(
     monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    def complete(parser: Any, shell: str, preamble: dict[str, str]) -> str:
-        return f"{shell} {preamble['bash']} {parser.format_help()}"
-
-    fake = ModuleType("shtab")
-    vars(fake).update(complete=complete, FILE="file", DIRECTORY="folder")
+    fake = SimpleNamespace(FILE="file", DIRECTORY="folder")
+    fake.complete = lambda parser, preamble, **_: f"{preamble['bash']} {parser.format_help()}"
     monkeypatch.setitem(sys.modules, "shtab", fake)
     assert cli.main(["completion", "bash"]) == 0
     shown = capsys.readouterr().out

@@ -64,11 +64,7 @@ def check_command(args: argparse.Namespace) -> int:
         if out is not None:
             from flower_graph.report.plots import plot_counts  # slow to import
 
-            panels = dict(description.distributions)
-            for name, result in tried.items():
-                if counts := result.get("distributions", {}).get("nodes per client"):
-                    panels[f"nodes of a client, {name.partition('/')[0]}"] = counts
-            plot_counts(out / PICTURE, panels, title=args.target)
+            plot_counts(out / PICTURE, description.distributions, title=args.target)
             methods = {name: {"config": to_dict(configs[name]), **tried[name]} for name in configs}
             record = {"target": args.target, **description._asdict(), "methods": methods}
             write_json(out / JSON, record)

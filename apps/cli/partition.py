@@ -17,7 +17,7 @@ from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config, to_dict
 from flower_graph.method.registry import method_of
 from flower_graph.report.result import join
-from flower_graph.storage.files import new_folder, write_json, write_text
+from flower_graph.storage.files import new_folder, write_json
 from flower_graph.storage.reading import Tree
 
 if TYPE_CHECKING:
@@ -61,27 +61,25 @@ def partition_command(args: argparse.Namespace) -> int:
     rows, over = _rows(record["figures"]), first
     if len(configs) > 1:
         over = f"mean ± deviation over seeds {', '.join(map(str, record['seeds']))}"
-    heading, title = f"Partition of {args.config}, {over}", f"{args.config}, {first}"
+    title = f"{args.config}, {first}"
     with new_folder(args.out or default_folder(args.config, "partition-")) as out:
         folders = _write_folders(out, config, cuts, args.supernodes)
         # The picture first: where partition.json is, the command has done all it does.
         from flower_graph.report.plots import draw_classes, is_drawn, plot, plot_counts  # slow
 
         plot_counts(out / PICTURE, statistics.distributions, title=title)
-        papers = {name: f"  (paper: {value:,})" for name, value in paper.items()}
-        rows = {name: value + papers.get(name, "") for name, value in rows.items()}
-        cells = [("figure", "value"), ("---", "---"), *rows.items()]
-        page = [f"# {heading}", "", *(f"| {' | '.join(row)} |" for row in cells), ""]
-        page += [f"![Distributions, {first}]({PICTURE})", ""]
         if is_drawn(counts := statistics.classes):
             names = cuts[0].data.server.class_names if len(cuts) == 1 else None
             plot(out / CLASSES, [[partial(draw_classes, counts=counts, classes=names)]], title)
-            page += [f"![Nodes of each class at each client, {first}]({CLASSES})", ""]
-        write_text(out / "partition.md", "\n".join(page))
         write_json(out / "partition.json", record)
-        shown = rows | {"data folders": folders, "outputs": str(out)}
+        papers = {name: f"  (paper: {value:,})" for name, value in paper.items()}
+        shown = {name: value + papers.get(name, "") for name, value in rows.items()}
+        shown |= {"data folders": folders, "outputs": str(out)}
         width = max(map(len, shown))
-        say(heading, *(f"  {name:{width}}  {value}" for name, value in shown.items()))
+        say(
+            f"Partition of {args.config}, {over}",
+            *(f"  {name:{width}}  {value}" for name, value in shown.items()),
+        )
     return 0
 
 

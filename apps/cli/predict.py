@@ -76,12 +76,12 @@ def predict_file(run: Run, path: Path, client: int | None) -> Predictions:
 
 def _summary_of_new(run: Run, predictions: Predictions) -> list[str]:
     count, known = f"{run.path}: {len(predictions.node):,} predictions", predictions.known
-    if not known.any():
-        return [count]
-    if predictions.are_values:
-        return [f"{count}; {_errors(predictions)} on the {known.sum():,} that are known"]
-    right = (predictions.predicted == predictions.label)[known].mean()
-    return [f"{count}; {right:.3f} of the {known.sum():,} with a label are right"]
+    if known.any() and predictions.are_values:
+        count += f"; {_errors(predictions)} on the {known.sum():,} that are known"
+    elif known.any():
+        right = (predictions.predicted == predictions.label)[known].mean()
+        count += f"; {right:.3f} of the {known.sum():,} with a label are right"
+    return [count]
 
 
 def _summary(run: Run, predictions: Predictions) -> list[str]:
@@ -93,18 +93,14 @@ def _summary(run: Run, predictions: Predictions) -> list[str]:
     if predictions.are_values:
         return lines + [f"  {r:9} {_errors(one)}" for r, one in parts.items() if len(one.node)]
     parts |= {"other nodes": predictions.of_role(others)}
-    shares = [
-        f"{r} {one.accuracy():.3f} of {len(one.node):,}"
-        for r, one in parts.items()
-        if len(one.node)
-    ]
+    parts = {role: one for role, one in parts.items() if len(one.node)}
+    shares = [f"{r} {one.accuracy():.3f} of {len(one.node):,}" for r, one in parts.items()]
     over = "means over clients and their folds, as the run reports them"
     lines += [f"  accuracy  {', '.join(shares)} ({over})"] if shares else []
     with suppress(OutputError):  # the run's settings may not be known
         for metric in filter(OF_CONFUSION.get, run.config.metrics):
-            shown = [
-                f"{r} {_together(parts[r], metric):.3f}" for r in roles if parts[r].known.any()
-            ]
+            known = {r: one for r, one in parts.items() if r in roles and one.known.any()}
+            shown = [f"{r} {_together(one, metric):.3f}" for r, one in known.items()]
             lines.append(f"  {metric:9} {', '.join(shown)} (of all predictions together)")
     return lines
 

@@ -81,11 +81,7 @@ class Job:
 
 def run_command(args: argparse.Namespace) -> int:
     """Do all runs of one command, one after another, and print the results."""
-    try:
-        top, jobs, figures = run_all(args)
-    except KeyboardInterrupt as stop:
-        say(*getattr(stop, "__notes__", ["interrupted"]), to=sys.stderr)
-        return 130
+    top, jobs, figures = run_all(args)
     method = method_of(jobs[0].config)
     called = (method.client, method.clients)
     if not (args.json and args.quiet):
@@ -126,8 +122,12 @@ def run_all(args: argparse.Namespace) -> tuple[Path, list[Job], dict[str, object
             if (result := done[job.config.seed]) is None:
                 result, check = _run(job, args, check), None
             results.append(result)
-    except KeyboardInterrupt as stop:
-        stop.add_note(_interrupted(job, top))
+    except KeyboardInterrupt:
+        # As storage.checkpoint lays them out; to import that (and torch) now would take seconds.
+        if any(job.out.rglob("round-*/server.safetensors")):
+            say(f"go on with: flower-graph run --resume {shlex.quote(str(top))}", to=sys.stderr)
+        else:
+            say(f"no checkpoint (checkpoint_every={job.config.checkpoint_every})", to=sys.stderr)
         raise
     finally:
         if not any(job.out.is_dir() and holds_something(job.out) for job in jobs):
@@ -256,13 +256,6 @@ def _done(job: Job) -> dict[str, object] | None:
     with reading(job.out / RESULT, OutputError, "not the result of a run"):
         describe_result("", result, job.out)  # as it will be
     return result
-
-
-def _interrupted(job: Job, top: Path) -> str:
-    # As storage.checkpoint lays them out; to import that (and torch) now would take seconds.
-    if any(job.out.rglob("round-*/server.safetensors")):
-        return f"interrupted; go on with: flower-graph run --resume {shlex.quote(str(top))}"
-    return f"interrupted; no checkpoint (checkpoint_every={job.config.checkpoint_every})"
 
 
 class RoundPrinter:

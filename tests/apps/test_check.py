@@ -85,13 +85,6 @@ def test_what_to_beware_of(changes: dict[str, torch.Tensor], said: str) -> None:
     assert sum(said in warning for warning in found) == 1
 
 
-def test_a_graph_without_faults_has_no_warning() -> None:
-    n = 200
-    edges = torch.stack([torch.arange(n - 1), torch.arange(1, n)])
-    graph = Graph(torch.rand(n, 2), to_undirected(edges, n), (torch.arange(n) > n // 2).long(), 2)
-    assert survey_graph(graph).warnings == []
-
-
 def test_check_says_what_each_method_can_do_and_writes_only_what_is_asked(
     config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

@@ -13,7 +13,7 @@ from graph_helpers import small_graph
 from torch_geometric.data import Data
 
 from flower_graph.apps.run import simulate
-from flower_graph.errors import ConfigError, DataError, NoClientsError, RefusedError
+from flower_graph.errors import ConfigError, DataError, RefusedError
 from flower_graph.method.load import load_config
 from flower_graph.records.rounds import RoundReport
 from flower_graph.strategies.fedgls import method as fedgls
@@ -140,19 +140,6 @@ def test_true_edges_that_nobody_has(folder: Path) -> None:
         simulate(config)
 
 
-def test_a_folder_without_a_graphless_client(folder: Path) -> None:
-    (folder / "1.pt").unlink()
-    with pytest.raises(ConfigError, match=r"data\.name.*2"):
-        simulate(fedgls_of(f"data.name={folder}"))
-
-
-def test_local_training_compares_the_graphs_that_are_averaged_elsewhere() -> None:
-    alone, together = (
-        simulate(fedgls_of(f"strategy.name={name}")) for name in ("local-gnn-knn", "fed-gnn-knn")
-    )
-    assert alone[-1].structure == pytest.approx(together[-1].structure)
-
-
 # PPFL-GNN: when runs end --------------------------------------------------------------------------
 
 
@@ -192,8 +179,3 @@ def test_judging_seldom_and_without_validation_nodes() -> None:
     measured = [report.test_accuracy == report.test_accuracy for report in reports]
     assert measured == [False, True, True]
     assert all(report.val_accuracy != report.val_accuracy for report in reports)
-
-
-def test_noise_for_several_clients_at_one_supernode_is_refused() -> None:
-    with pytest.raises(NoClientsError, match=r"privacy\.epsilon: 5"):
-        simulate(METHODS["deepwalk"].load("privacy.epsilon=5"), supernodes=2)

@@ -102,7 +102,6 @@ def test_a_notebook_completes_names_and_shows_little(capsys: pytest.CaptureFixtu
     assert "round 2/2" in capsys.readouterr().err
     assert all(len(repr(one)) < 120 for one in (run.metrics, run.predictions()))
     assert len(run.metrics.to_pandas()) == 2 and len(run.predictions().to_pandas()) == 60
-    assert "<table" in run.predictions()._repr_html_() and "<table" in run.metrics._repr_html_()
 
 
 CODE = """
