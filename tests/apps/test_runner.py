@@ -4,22 +4,19 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from app_helpers import MakeConfig
 from graph_helpers import small_graph
 from safetensors.torch import load_file
 
-from flower_graph.apps.run import client_app, make_server, run, simulate
+from flower_graph.apps.run import run, simulate
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.errors import ConfigError, DivergedError
+from flower_graph.errors import DivergedError
 from flower_graph.method.load import load_config, to_dict
 from flower_graph.records.rounds import RoundReport
-from flower_graph.simulation import InProcessGrid
 from flower_graph.storage.reading import read_lines
 from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
 
@@ -54,26 +51,6 @@ def test_a_run_writes_everything(config_of: MakeConfig, tmp_path: Path) -> None:
     weights = load_file(out / "weights.safetensors")
     assert weights["latent"].shape == (30, 4)
     assert weights["server.linear.weight"].shape == (3, 4)
-
-
-# Graphs that can and cannot be trained on --------------------------------------------------------
-
-
-def test_a_run_that_memory_cannot_hold_is_refused_before_it_begins(
-    config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graph = small_graph(30)
-    rows = int(graph.x.count_nonzero())
-    least = rows * 4 * (4 + 8)  # weights, two moments
-    for heads, settings in ((1, ()), (3, ("model.name=gat", "model.heads=3"))):
-        config = config_of(graph, *settings)
-        free = SimpleNamespace(available=heads * least - 1)
-        monkeypatch.setattr(psutil, "virtual_memory", lambda free=free: free)
-        with pytest.raises(ConfigError, match=r"memory.*30"):
-            run(config, tmp_path / "out")
-        assert not (tmp_path / "out").exists()
-        free.available += 1
-        make_server(config, InProcessGrid(client_app(config, None), num_supernodes=1))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DivergedError])
