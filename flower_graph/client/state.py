@@ -57,16 +57,15 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 SMALL_BYTES = 1 << 20
 VERSION = "state-version"  # key of the version among the tensors of a saved file
-# In a checkpoint: the clients' numbers, and what stands before the names of further tensors
-NUMBERS, BESIDE = "clients", "beside/"
+NUMBERS = "clients"  # in a checkpoint
 KEPT_AT_CLIENT = 3  # the server may fall back to the one before the last two are complete
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
 # Makes the clients' object that works on tensors, by default those of new clients; and its tensors
 Make = Callable[[Tensors | None], tuple[T, Tensors]]
-# Makes the clients' tensors from a checkpoint of other clients: its tensors, its clients' numbers
-# and its other tensors; None if they do not suffice
-Adopt = Callable[[Tensors, Tensor, Tensors], Tensors | None]
+# Makes the clients' tensors from a checkpoint of other clients, its tensors and their numbers; None
+# if they do not suffice
+Adopt = Callable[[Tensors, Tensor], Tensors | None]
 
 
 @dataclass
@@ -172,12 +171,11 @@ class CohortState(Generic[T]):
         held, tensors = self._open()
         if not self.version:  # not known before the first message
             self._commit(held, tensors)
-        beside = {f"{BESIDE}{name}": tensor for name, tensor in (more or {}).items()}
         path = self.checkpoint_file(server_round, run)
         try:
             if self._own is not None:
                 own_folder(path.parent, self._own)
-            saved = tensors | {NUMBERS: self._numbers} | beside
+            saved = tensors | {NUMBERS: self._numbers} | (more or {})
             checkpoint.save_client(path, saved, run, self._sealed)
         except OSError as error:
             LOG.warning("%s: no checkpoint: %s", path, error)
@@ -219,24 +217,22 @@ class CohortState(Generic[T]):
         loaded = self._context.state.config_records.get(self._resumed)
         return bool(resume.server_round) and dict(loaded or {}) != resume.to_config()
 
-    def restore(self, resume: Resume, adopt: Adopt | None = None) -> Tensors | None:
-        """Go on from the checkpoint that a resumed server names, once; return further tensors."""
+    def restore(self, resume: Resume, adopt: Adopt | None = None) -> bool:
+        """Go on from the checkpoint that a resumed server names, once; return whether it did."""
         if not self.is_due(resume):
-            return None
+            return False
         path = self.checkpoint_file(resume.server_round, resume.run)
-        tensors = checkpoint.load_client(path, resume.run, self._sealed)
-        numbers = tensors.pop(NUMBERS, torch.zeros(0))
-        kept = {name: tensors.pop(name) for name in [*tensors] if not name.startswith(BESIDE)}
-        beside = {name.removeprefix(BESIDE): tensor for name, tensor in tensors.items()}
+        kept = checkpoint.load_client(path, resume.run, self._sealed)
+        numbers = kept.pop(NUMBERS, torch.zeros(0))
         if not torch.equal(numbers, self._numbers):
-            if adopt is None or (adopted := adopt(kept, numbers, beside)) is None:
+            if adopt is None or (adopted := adopt(kept, numbers)) is None:
                 raise checkpoint.refused(path, "of other clients; resume with the same SuperNodes")
             kept = adopted
         if self._copies and forms_of(kept) != forms_of(self._make(None)[1]):
             raise checkpoint.refused(path, "made with other data or settings")
         self._commit(*self._make(kept))
         self._note(resume)
-        return beside
+        return True
 
     def begin(self, resume: Resume) -> None:
         """Start fresh in a resumed run: the clients joined after its checkpoint."""

@@ -344,7 +344,9 @@ class UsersClient(NumPyClient):
 
     def _made(self, tensors: Tensors | None) -> tuple[Cohort, Tensors]:
         cohort = self._new()
-        cohort.hold(cohort.start() if tensors is None else tensors)
+        held = cohort.start() if tensors is None else tensors
+        held.pop(ROWS, None)  # of a checkpoint
+        cohort.hold(held)
         return cohort, cohort.kept
 
     def _packed(self) -> ActiveRows:
@@ -480,7 +482,7 @@ class NodeClient(UsersClient):
             except OSError as error:
                 raise CheckpointError(f"its users' rows are not here: {error.strerror}") from error
 
-        def adopt(saved: Tensors, numbers: Tensor, more: Tensors) -> Tensors | None:
+        def adopt(saved: Tensors, numbers: Tensor) -> Tensors | None:
             if before is None or not torch.isin(self.users[self.users < before], numbers).all():
                 return None
             self._state.drop()  # what a run that was stopped left in this process is of others
@@ -488,13 +490,15 @@ class NodeClient(UsersClient):
             result, ptr = cohort.start(), cohort.rows.ptr.cpu()
             both = np.intersect1d(self.users.numpy(), numbers.numpy(), return_indices=True)[1:]
             users = [torch.from_numpy(place) for place in both]
-            rows = [row_entries(p, one)[1] for p, one in zip((ptr, more[ROWS]), users, strict=True)]
+            rows = [
+                row_entries(p, one)[1] for p, one in zip((ptr, saved[ROWS]), users, strict=True)
+            ]
             for name, tensor in result.items():
                 here, there = rows if name in ADAM_TENSORS else users
                 tensor[here] = saved[name][there]
             return result
 
-        is_restored = self._state.restore(resume, adopt) is not None
+        is_restored = self._state.restore(resume, adopt)
         # The file that was read may have users that have left.
         changes = is_restored and before is not None
         if changes and (why := self._save(resume.server_round, resume.run)):
@@ -669,7 +673,7 @@ class CommonLayerClient(UsersClient, MaskingClient):
     def _restore(self, question: EnrolmentRequest) -> None:
         # All users share the layer, so it fits after users came or went.
         before = question.before
-        self._state.restore(question.resume, lambda saved, *_: saved if before else None)
+        self._state.restore(question.resume, lambda saved, _: saved if before else None)
 
     def _new(self) -> CommonLayer:
         return CommonLayer(self._packed(), self.users, self.settings)

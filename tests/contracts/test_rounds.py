@@ -106,7 +106,7 @@ def test_what_cannot_be_used_is_named_and_costs_no_more_than_silence(
     assert all(done.reports[number - 1].rejected for number in WRONG)
     assert done.who[-1].answered == done.who[0].answered, "it takes part again"
     other = setup.run(tmp_path / "silent", *run, faults=silent)
-    assert "no reply within 0.1 s" in str(other.reports[1 + setup.late].rejected)
+    assert any("no reply within 0.1 s" in str(report.rejected) for report in other.reports)
     assert other.figures == pytest.approx(done.figures, nan_ok=True, abs=1e-6)
 
 

@@ -84,6 +84,6 @@ def test_a_client_keeps_its_own_last_three_rounds(tmp_path: Path):
         assert one.save(server_round, RUN) == ""
     assert len([*(tmp_path / "checkpoints" / RUN).rglob("client-0.safetensors")]) == 3
     for cohort, server_round in ((other, 1), (one, 3)):
-        assert cohort.restore(Resume(RUN, server_round, "x")) == {}
+        assert cohort.restore(Resume(RUN, server_round, "x"))
     with pytest.raises(CheckpointError, match="32 hexadecimal"):
         one.save(1, "../../elsewhere")
