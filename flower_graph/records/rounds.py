@@ -73,9 +73,8 @@ class RoundReport:
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> RoundReport:
         """Read a line of ``metrics.jsonl`` back; null is a number that was not finite."""
-        keys = {name: name.replace("_", "-") for name in KINDS}
-        given = {n: key for n, key in keys.items() if n not in COUNTED or key in record}
-        result = cls(**{n: _taken(record[key], KINDS[n], key) for n, key in given.items()})
+        keys = {n: n.replace("_", "-") for n in KINDS if n not in COUNTED or n in record}
+        result = cls(**{n: _taken(record[key], KINDS[n], key) for n, key in keys.items()})
         if result.round < 1:
             raise ValueError(f"round: {result.round} is not at least 1")
         if any(len(row) != len(result.confusion) for row in result.confusion):
@@ -86,8 +85,8 @@ class RoundReport:
         """Compute the metrics that need counts; NaN without counts."""
         for name in metrics:
             if name != ACCURACY:
-                values = [_score(name, counts, place) for place in range(len(ROLES))]
-                self.scores[name] = dict(zip(ROLES, values, strict=True))
+                by_role = {role: _score(name, counts, place) for place, role in enumerate(ROLES)}
+                self.scores[name] = by_role
         confusion = getattr(counts, "confusion", None)  # numbers have none
         self.confusion = [] if confusion is None else confusion[-1].tolist()
 
@@ -202,11 +201,8 @@ def read_reports(path: Path) -> list[RoundReport]:
 
 def byte_unit(number: float) -> int:
     """Choose the unit to write a number of bytes in: its index in `UNITS`."""
-    power = 0
-    # From 1023.95 on it would be printed as 1024.0.
-    while number >= 1023.95 and power + 1 < len(UNITS):
-        number, power = number / 1024, power + 1
-    return power
+    larger = max(number, 1) * 1.00005  # 1023.95 would be printed as 1024.0
+    return min(int(math.log2(larger)) // 10, len(UNITS) - 1)
 
 
 def format_bytes(number: float) -> str:

@@ -10,7 +10,6 @@ All clients measure a round's model and save their state. Then the server report
 completes the checkpoint if all clients have saved.
 """
 
-import copy
 import logging
 import math
 from collections import Counter
@@ -341,14 +340,13 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
 
     def state(self) -> dict[str, object]:
         # Flower's strategies, such as FedAdam with its moments, have no checkpoint method
-        own = {name: value for name, value in vars(self).items() if name not in NOT_SAVED}
-        changed = {
-            name: value
-            for name, value in own.items()
-            if isinstance(value, MUTABLE) or value is not self._started.get(name)
-        }
         return {
-            "strategy": changed,
+            "strategy": {
+                name: value
+                for name, value in vars(self).items()
+                if name not in NOT_SAVED
+                and (isinstance(value, MUTABLE) or value is not self._started.get(name))
+            },
             "clients": self.session.members.everyone(),
             "arrays": self.arrays,
             "own-arrays": self.own_arrays,
@@ -373,12 +371,10 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
             LOG.warning("round %d: no protection from hostile clients: %s", self._number, why)
         combined = self.combine(replies)
         if not self._is_averaged:
-            if self.central_noise is not None or self.robust is not None:
-                unused = (
-                    "central_noise" if self.robust is None else f"average: {self.robust.robust}"
-                )
-                made = f"{type(self).__name__}.combine without ReportedFedAvg.combine"
-                raise ValueError(f"{unused} has no effect with {made}")
+            for what, unused in (("central_noise", self.central_noise), ("average", self.robust)):
+                if unused is not None:
+                    made = f"{type(self).__name__}.combine without ReportedFedAvg.combine"
+                    raise ValueError(f"{what} has no effect with {made}")
             contents = [reply.message.content for reply in replies]
             trained = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
             self.means = trained, MetricRecord()
@@ -425,8 +421,6 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
             message.content = content = own_records(message.content)
             if has_own:
                 content[self.arrayrecord_key] = stacked(own) if has_rows else own[0]
-            for name, record in [*content.array_records.items()]:
-                content[name] = ArrayRecord({key: copy.copy(one) for key, one in record.items()})
             are_some = len(clients) < len(members.clients.get(node, ()))
             request = Asked(
                 np.array(clients, np.int64) if are_some else None,

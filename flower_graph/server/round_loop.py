@@ -48,6 +48,8 @@ from flower_graph.wire.ledger import reply_bytes
 LOG = logging.getLogger(__name__)
 # Keys of a checkpoint: bytes so far, the best round, and the SuperNode of each client
 WIRE, BEST_ROUND, BOUND = "wire", "best", "bound"
+# Arguments of ``start`` of which a server may have no use
+GIVEN = "initial_arrays", "train_config", "evaluate_config", "evaluate_fn"
 # Figures of a round in Flower's result, under the same names for every method
 LOSSES = ("loss", "cross_entropy", "regulariser", "answered")
 ACCURACIES = ("train_accuracy", "val_accuracy", "test_accuracy")
@@ -59,7 +61,7 @@ class RoundLoop(Strategy):
     session: Session
     best: BestRound
     usual_rounds: ClassVar = 100
-    refused: ClassVar[Sequence[str]] = ()  # arguments of ``start`` that have no effect
+    refused: ClassVar[Sequence[str]] = ()  # of ``GIVEN``
     metrics: Sequence[str] = (ACCURACY,)  # that are reported; the first decides what is best
     counting = ""  # the kind of counts that clients send; none for the accuracy alone
     num_classes: int = 0  # that clients predict, where predictions can be counted
@@ -217,13 +219,9 @@ class RoundLoop(Strategy):
         choice(*SAVE).check("save", save)
         choice(*KEEP).check("keep", keep)
         at_least(0).check("every", every)
-        given = {
-            "initial_arrays": initial_arrays,
-            "train_config": train_config,
-            "evaluate_config": evaluate_config,
-            "evaluate_fn": evaluate_fn,
-        }
-        if unused := [name for name in self.refused if given[name] is not None]:
+        values = initial_arrays, train_config, evaluate_config, evaluate_fn
+        given = [name for name, value in zip(GIVEN, values, strict=True) if value is not None]
+        if unused := [name for name in given if name in self.refused]:
             raise ValueError(f"{', '.join(unused)}: the server has no use for it; leave it out")
         if session.is_open and not resume:
             raise ValueError("this strategy has run already: build a new one, or resume the run")
@@ -440,12 +438,7 @@ A = TypeVar("A", bound=Any)  # a reply, after it is read; ``not_saved`` says why
 class RoundStrategy(RoundLoop, Generic[Q, A]):
     """A server with rounds of its own, in which clients or the server measure during ``train``."""
 
-    refused: ClassVar[Sequence[str]] = (
-        "initial_arrays",
-        "train_config",
-        "evaluate_config",
-        "evaluate_fn",
-    )
+    refused: ClassVar[Sequence[str]] = GIVEN
 
     def __init__(self, session: Session) -> None:
         self.session, self.best = session, BestRound()
