@@ -32,7 +32,7 @@ from flower_graph.ops.graph import Adjacency, both_ways, entries, pointers, prop
 from flower_graph.ops.grouped import group_sum, grouped_linear
 from flower_graph.ops.links import LinkSplit
 from flower_graph.rng import generator
-from flower_graph.wire.keys import MAX_CLASSES
+from flower_graph.wire.keys import MAX_CLASSES, ROLES
 
 Tensors = dict[str, Tensor]
 ALIKE = 1e-3  # how far, relative to the largest, a gradient may differ between group and client
@@ -313,10 +313,7 @@ class GraphOnDevice(NamedTuple):
         return self.layout.rows
 
     def sum_of_means(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Return the sum over clients of each client's mean over its nodes in a mask.
-
-        ``values`` ``[m]`` are of these nodes alone; ``mask`` is ``[n]``.
-        """
+        """Sum each client's mean of ``values`` ``[m]``, of its nodes in ``mask`` ``[n]``."""
         if self.layout is None:
             return values.mean()
         owner = self.layout.owner[mask]
@@ -335,25 +332,16 @@ class Learner:
     places: Tensors = field(default_factory=dict)
 
 
-def dense(x: Tensor) -> Tensor:
-    """Return features ``[n, f]`` as a dense matrix."""
-    return x if x.layout == torch.strided else x.to_dense()
-
-
 # Any: a ``ClientGraph`` or what has its fields
 def placed_on(graph: Any, device: torch.device, *, is_dense: bool = True) -> GraphOnDevice:
     """Move a client's graph to its module's device."""
-    edges = graph.edge_index
-    if edges is None:
-        edges = torch.zeros((2, 0), dtype=torch.int64)
-    masks = {"train": graph.train_mask, "val": graph.val_mask, "test": graph.test_mask}
-    weight = graph.edge_weight
+    edges, weight = graph.edge_index, graph.edge_weight
     return GraphOnDevice(
         (graph.client,),
-        (dense(graph.x) if is_dense else graph.x).to(device),
-        edges.to(device),
+        (graph.x.to_dense() if is_dense else graph.x).to(device),
+        (torch.zeros((2, 0), dtype=torch.int64) if edges is None else edges).to(device),
         graph.y.to(device),
-        {role: mask.to(device) for role, mask in masks.items()},
+        {role: getattr(graph, f"{role}_mask").to(device) for role in ROLES},
         None if weight is None else weight.to(device),
     )
 
@@ -367,13 +355,11 @@ def check_classes(num_classes: int) -> None:
 # Any: as for ``placed_on``
 def check_sizes(graph: Any, num_features: int, num_classes: int) -> None:
     """Refuse a client whose features or classes differ from the run's; name the client."""
-    if graph.x.shape[1] != num_features:
-        given = f"{graph.x.shape[1]} features"
-        raise ValueError(f"client {graph.client} has {given}, the run has {num_features}")
+    client, found = graph.client, graph.x.shape[1]
+    if found != num_features:
+        raise ValueError(f"client {client} has {found} features, the run has {num_features}")
     if graph.y.numel() and (largest := int(graph.y.max())) >= num_classes:
-        raise ValueError(
-            f"client {graph.client} has class {largest}, allowed: 0 to {num_classes - 1}"
-        )
+        raise ValueError(f"client {client} has class {largest}, allowed: 0 to {num_classes - 1}")
 
 
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -495,17 +481,17 @@ class Cohort:
 
     def alone(self, client: int) -> Learner:
         """Return one client; its module and moments are views of the stacks."""
-        if client not in self._alone:
-            place, module = self._places[client], deepcopy(self.module)
-            names = [n for n in self.tensors if n.partition("/")[0] not in self.by_rows]
-            own = {name: self.tensors[name][place] for name in names}
-            own |= {name: self._dense(name, place) for name in self.by_rows}
-            module.load_state_dict({name: own[name] for name in module.state_dict()}, assign=True)
-            learner = Learner(module, self._adam(module, own), self.graphs[client])
-            if self.by_rows:
-                return learner  # a copy
+        if client in self._alone:
+            return self._alone[client]
+        place, module = self._places[client], deepcopy(self.module)
+        names = [n for n in self.tensors if n.partition("/")[0] not in self.by_rows]
+        own = {name: self.tensors[name][place] for name in names}
+        own |= {name: self._dense(name, place) for name in self.by_rows}
+        module.load_state_dict({name: own[name] for name in module.state_dict()}, assign=True)
+        learner = Learner(module, self._adam(module, own), self.graphs[client])
+        if not self.by_rows:  # else it is a copy
             self._alone[client] = learner
-        return self._alone[client]
+        return learner
 
     def _dense(self, name: str, place: int) -> Tensor:
         """Return a client's first layer with all rows, ``[h, f]``."""
@@ -525,10 +511,7 @@ class Cohort:
     def take_over(
         self, learner: Learner, name: str, held: Tensor, value: Tensor, *, replace: bool = True
     ) -> Tensor:
-        """Let clients begin with a weight that came; return it in the form that they hold.
-
-        ``value`` is one for all clients of a group, or has one for each.
-        """
+        """Let clients begin with a weight, one for all or each; return it as they hold it."""
         layout = learner.graph.layout
         if name in self.by_rows and layout is not None and layout.rows is not None:
             begun = self.tensors[name + BEGUN].copy_(by_feature(self.module, name, value))
@@ -564,10 +547,7 @@ class Cohort:
         weights: Mapping[int, int],
         read: Callable[[Tensor], Tensor] = Tensor.double,
     ) -> Tensor:
-        """Add up some clients' part of a stack by weight, client by client.
-
-        ``read`` gives the numbers to add: by default float64.
-        """
+        """Add up some clients' part of a stack by weight, in the form that ``read`` gives."""
         if name in self.by_rows:
             return by_feature(self.module, name, self._sum_of_rows(name, weights, read)).cpu()
         stack, at = self.tensors[name].detach(), [self._places[client] for client in weights]

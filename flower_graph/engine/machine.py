@@ -21,10 +21,7 @@ LOG = logging.getLogger(__name__)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGEST = 1 << 30  # bytes; larger blocks come from and go back to the system as before
 KEPT = (1 << 31) - 1  # bytes; the most that mallopt's int can say
-SPINNING = (
-    "torch was imported before flower_graph, and its threads spin while they wait: this run uses "
-    "one thread; for all of them import flower_graph first, or set OMP_WAIT_POLICY=passive"
-)
+SPINNING = "torch was imported before flower_graph, and its threads spin: this run uses one thread"
 
 
 def resolve_device(name: str) -> torch.device:
@@ -68,7 +65,7 @@ def waiting_threads() -> Iterator[None]:
     # 0.15 s with two that do not.
     spins = torch_was_loaded and torch.get_num_threads() > 1
     if spins:
-        LOG.warning(SPINNING)
+        LOG.warning("%s; import flower_graph first, or set OMP_WAIT_POLICY=passive", SPINNING)
     with one_thread(spins):
         yield
 

@@ -41,7 +41,7 @@ from torch.nn.utils import parameters_to_vector
 from flower_graph.client.learner import SharedModule
 from flower_graph.client.module_client import ModuleClient
 from flower_graph.data.graph import ClientGraph
-from flower_graph.engine.cohort import GraphOnDevice, Learner, dense, epochs_of
+from flower_graph.engine.cohort import GraphOnDevice, Learner, epochs_of
 from flower_graph.errors import MalformedReplyError
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.grouped import one_thread
@@ -215,7 +215,7 @@ class SageClient(EgoModelClient):
         weights, rows = torch.from_numpy(shown.weights).to(device).requires_grad_(), shown.rows
         encoded = torch.from_numpy(shown.encoded).to(device).split(rows.tolist())
         missing = torch.from_numpy(shown.missing).to(device).split(rows.tolist())
-        features = [dense(graph.x).to(device) for graph in self.graphs]
+        features = [graph.x.to_dense().to(device) for graph in self.graphs]
         like = _model(self.shared.make()).generator.feature_weights()
         with one_thread(len(rows) > 1):
             parts = [

@@ -139,16 +139,6 @@ def test_each_client_is_sent_its_own_arrays_and_measures_them():
     assert run.strategy.payload == {"up": {"weights": 6 * size}, "down": {"weights": 6 * size}}
 
 
-def test_who_does_not_take_part_keeps_its_own():
-    run = Run(Own(participation=0.5, seed=1), [[c] for c in range(4)], 6)
-    had = dict.fromkeys(range(4), 0.0)
-    for number in range(1, 7):
-        drawn = run.got("train", number)
-        assert len(drawn) == 2 and drawn == {client: had[client] for client in drawn}
-        had |= {client: 10 * (value + client + 1) for client, value in drawn.items()}
-        assert run.got("evaluate", number) == pytest.approx(had)
-
-
 class Median(Simple):
     """Not a sum of what clients send."""
 
@@ -305,21 +295,6 @@ def content(
     return record
 
 
-def test_what_is_changed_in_one_message_changes_no_other():
-    class Changes(Simple):
-        def configure_train(self, server_round, arrays, config, grid):
-            messages = super().configure_train(server_round, arrays, config, grid)
-            (first, *_) = messages
-            first.content["arrays"]["w"] = Array(np.full(2, 7, np.float32))
-            first.content["config"]["secret"] = "mine"
-            assert "secret" not in messages[1].content["config"]
-            return messages
-
-    run = Run(Changes(), THREE)
-    assert run.got("train", 1) == {0: 7, 1: 0, 2: 0}
-    assert run.got("evaluate", 1) == pytest.approx(dict.fromkeys(range(3), 13 / 3))
-
-
 def stamped(message: Message) -> Message:
     stamp(message, message_id=f"id-{message.metadata.dst_node_id}")
     return message
@@ -341,13 +316,6 @@ def check(*answers: Any, model: ArrayRecord | None = MODEL) -> tuple[list[int], 
     usable, rejected, _ = checked(*answers, model=model)
     nodes = [reply.message.metadata.src_node_id for reply in usable]
     return nodes, {entry.node_id: entry.reason for entry in rejected}
-
-
-def test_good_replies_come_in_the_order_of_the_requests():
-    wide = content(b=np.ones(4, np.float64))
-    assert check(content(), wide, content()) == ([1, 2, 3], {})
-    empty = content(a=None, b=None)
-    assert check(empty, content(), model=ArrayRecord())[0] == [1], "none travel"
 
 
 GOOD, ONE = content(), MetricRecord({"num-examples": 3})

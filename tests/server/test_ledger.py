@@ -29,7 +29,7 @@ from flower_graph.records.participation import (
     summarise_participation,
 )
 from flower_graph.records.rounds import RoundReport
-from flower_graph.report.plots import COLOUR, MOST_ROWS, draw_participation, plot
+from flower_graph.report.plots import COLOUR, draw_participation, plot
 from flower_graph.server.session import Membership, Session
 from flower_graph.wire.arrays import encode_array
 from flower_graph.wire.exchange import Rejected
@@ -64,21 +64,6 @@ def test_ranges_come_back(clients: set[int]) -> None:
     assert numbers(text) == sorted(clients)
     gaps = sum(client + 1 not in clients for client in clients)
     assert len(text.split(",")) == max(1, gaps)
-
-
-@given(client_sets, st.dictionaries(st.integers(0, 60), st.sampled_from(["late", "NaN"])))
-def test_records_come_back(answered: set[int], failed: dict[int, str]) -> None:
-    failed = {client: why for client, why in failed.items() if client not in answered}
-    answered -= {10**13}
-    at = np.array(sorted(answered), np.int64)
-    who = Participation([at, np.array([*failed], np.int64), np.array([10**13])])
-    who.mark(at, ANSWERED)
-    for why, clients in grouped(failed).items():
-        who.mark(clients, FAILED, why)
-    who.mark(np.array([10**13]), LEFT_OUT, NOT_DRAWN)
-    record = who.to_record()
-    assert who_of(json.loads(json.dumps(record))) == (answered, failed, {10**13: "not drawn"})
-    assert numbers(record["asked"]) == sorted(answered | failed.keys())
 
 
 def outcome(
@@ -185,14 +170,3 @@ def test_each_cell_has_the_colour_of_what_its_client_was(drawn: list[Axes]) -> N
     assert image.get_extent() == [3.5, 6.5, 3.5, -0.5]
     name = who.yaxis.get_major_formatter()
     assert [name(place) for place in (0, 2, 3, 4)] == ["0", "5", "9", ""]
-
-
-def test_of_many_clients_some_are_drawn(drawn: list[Axes]) -> None:
-    count = 2 * MOST_ROWS + 100
-    half = record(ranges(range(0, count, 2)), ranges(range(1, count, 2)))
-    draw = partial(draw_participation, reports=[report(1, half), report(2, {})])
-    plot(Path("x.png"), [[draw]])
-    cells = np.asarray(drawn[0].images[0].get_array())
-    assert cells.shape == (MOST_ROWS, 2, 3) and len(np.unique(cells[:, 0], axis=0)) == 2
-    name = drawn[0].yaxis.get_major_formatter()
-    assert [name(place) for place in (0, MOST_ROWS - 1)] == ["0", str(count - 1)]
