@@ -19,7 +19,7 @@ TESTS = (
     *("tests/test_flower_compat.py", "tests/test_simulation.py", "tests/test_plain_clients.py"),
     *("tests/client", "tests/server", "tests/contracts", "tests/privacy"),
     *("tests/strategies/test_flower_parts.py", "tests/strategies/test_structure_fedavg.py"),
-    *("tests/strategies/test_fed_sage.py", "tests/strategies/test_split_gradient_relay_api.py"),
+    *("tests/strategies/test_fed_sage.py", "tests/strategies/test_relay_server.py"),
     *("tests/test_existing_app.py", "tests/test_launch.py"),  # on Ray, the last
 )
 # Not with the oldest: the scripts in deploy/ have SuperNodes and `flwr run` at one port of the

@@ -80,7 +80,6 @@ class CommonKey:
 
     @property
     def public(self) -> Bytes:
-        """The own public key, made at the first call."""
         if NAME not in self._state:
             private, public = new_key()
             self._state[NAME] = ConfigRecord({"private": private, "public": public})
@@ -96,7 +95,6 @@ class CommonKey:
 
     @property
     def check(self) -> Bytes:
-        """A hash of the common key; zeros without one."""
         check = NO_KEY
         with suppress(StateLostError):
             check = hashlib.sha256(PURPOSE + self._entry("key")).digest()[:CHECK_BYTES]
@@ -133,7 +131,6 @@ class CommonKey:
         return SumPad(self._words(b"pad", of, length + CHECKS), subsets)
 
     def seal(self, data: bytes) -> bytes:
-        """Encrypt for all holders of the key."""
         return _sealed(self._derived(b"seal"), data)
 
     def open(self, data: bytes) -> bytes:

@@ -81,7 +81,6 @@ class Ring(Message, frozen=True):
         return WORDS[self.word]
 
     def packed(self) -> bytes:
-        """Write it as bytes, for hashes."""
         numbers = self.word, self.fraction_bits, self.guard_bits, self.limit
         return struct.pack("<qqqd", *numbers)
 
@@ -194,7 +193,6 @@ class SumPad:
     subsets: RingArray | None  # [L]; None where the server is trusted to change nothing
 
     def added(self, ring: Ring, values: NDArray[np.float64]) -> RingArray:
-        """Return the words to add to a contributor's values, checks included."""
         result = self.words.copy()
         if self.subsets is not None:
             result[values.size :] += checks_of(ring.encode(values), self.subsets)

@@ -275,7 +275,6 @@ class SecureSum:
         return self.result()
 
     def take_rejected(self) -> list[Rejected]:
-        """Return the SuperNodes left out of an exchange since the last call."""
         rejected, self.rejected = self.rejected, []
         return rejected
 
@@ -302,7 +301,6 @@ class SecureSum:
         return begun
 
     def give_up(self) -> None:
-        """Give up a prepared sum, because it needs other members."""
         self.clients = []
 
     def ready(self, server_round: int, clients: Iterable[int]) -> list[Rejected]:

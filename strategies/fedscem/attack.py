@@ -112,7 +112,6 @@ class EgoAudit(Audit[FedSCemConfig]):
         return result
 
     def attack(self, config: FedSCemConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
-        """Guess which client holds which node, from the alignment and the last round's vectors."""
         sets = [set(one.identities) for one in method.graphs(config)]
         candidates = sorted(set().union(*sets), key=str)
         truth = np.array([[node in mine for node in candidates] for mine in sets])

@@ -347,7 +347,6 @@ class EgoNetworkClient(MaskingClient):
                 )
 
     def _begin(self, run_id: bytes, form: str) -> KeyReply:
-        """Make the secrets of a run; keep the existing secrets if the SuperNode is back."""
         aligner, is_plain = None, form == PLAIN
         with suppress(StateLostError):  # the secrets of another run are of no more use
             if (host := self.keys()).run_id == run_id:
@@ -431,7 +430,6 @@ class EgoNetworkClient(MaskingClient):
         return cast(AlignmentClient, aligner)
 
     def _source(self, state: bytes) -> tuple[object, ...]:
-        """Return what an alignment is read from."""
         return state, None if self.trust is None else self.trust.registry.digest
 
     def _keep_aligner(self, aligner: AlignmentClient) -> None:
@@ -533,7 +531,6 @@ class EgoNetworkClient(MaskingClient):
     def _fuse(
         self, cohort: EgoCohort, group: EgoGroup, request: EgoRequest, reading: VectorEncoding
     ) -> tuple[Tensor | None, bool]:
-        """Co-train with the means of the round before (equation 11)."""
         # Returns the result of ``EgoGroup.fuse``, if it was called, and whether means could not
         # be read.
         before, is_unread, is_shared = request.server_round - 1, False, False
@@ -564,7 +561,6 @@ class EgoNetworkClient(MaskingClient):
         return group.fuse(shared, before, classify=request.variant != "iter"), is_unread
 
     def _alternates(self, request: EgoRequest) -> bool:
-        """Whether batches train both losses in turn, so that there is no local step."""
         return request.variant == "iter" and self.settings.batch_size is not None
 
 
@@ -696,7 +692,6 @@ class VectorEncoding:
         raise RefusedError(REFUSAL)
 
     def _slots(self, clients: Sequence[int]) -> NDArray[np.int64]:
-        """Return the slot of every node of the clients, ``[n]``."""
         return np.concatenate([self.table.by_client[client] for client in clients])
 
     def _common(self, ring: Ring, count: int) -> NDArray[np.unsignedinteger]:
@@ -705,14 +700,12 @@ class VectorEncoding:
         return (pad * np.uint64(count)).astype(ring.dtype)
 
     def _encode(self, values: Tensor) -> Tensor:
-        """Encode numbers for the sum: int64 modulo 2^64, or float64."""
         if self.ring is None:
             return values.detach().double().cpu()
         words = self.ring.encode(values.detach().cpu().numpy())
         return torch.from_numpy(words.view(f"<i{self.ring.word // 8}").astype(np.int64))
 
     def _unfit(self, group: EgoGroup, h: Tensor, metrics: NDArray[np.float64]) -> dict[int, str]:
-        """Find the clients with a number that is NaN, or beyond the ring's limit."""
         limit = self.ring.limit if self.ring else float(np.finfo(np.float32).max)
         clients = group.graph.clients
         worst = {

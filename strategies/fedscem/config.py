@@ -119,7 +119,6 @@ class EgoSettings(ModelConfig, TrainingConfig):
 
     @property
     def training(self) -> TrainingSection:
-        """How baselines train."""
         return TrainingSection(
             local_epochs=self.local_epochs,
             learning_rate=self.learning_rate,

@@ -74,7 +74,6 @@ class EgoGCN(nn.Module):
         self.projection = nn.Linear(hidden, projection)
 
     def embed(self, x: Tensor | Adjacency, edge_index: Tensor) -> Tensor:
-        """Return embeddings ``[n, h]`` from features ``[n, f]`` and edges ``[2, e]``."""
         embedding: Tensor = self.gnn(x, edge_index).relu_()
         return embedding
 
@@ -153,7 +152,6 @@ class EgoGroup:
         return total[0] / total[1]
 
     def embed(self) -> Tensor:
-        """Return the clients' node embeddings, ``[n, h]``; the next step begins with the same."""
         return self._embedded().detach()
 
     def judged(self, logits: Tensor) -> Judged:
@@ -165,7 +163,6 @@ class EgoGroup:
         return logits
 
     def largest(self) -> Tensor:
-        """Return each client's largest absolute weight, ``[c]``; infinity for NaN."""
         clients, owner = len(self.graph.clients), {FIRST: self.graph.rows.owner}
         of_each = self.module.named_parameters()
         found = [largest_of(stack.detach(), owner.get(name), clients) for name, stack in of_each]
@@ -175,7 +172,6 @@ class EgoGroup:
 
     @torch.enable_grad()  # the first caller may need no gradient, but a later step does
     def _embedded(self) -> Tensor:
-        """Return the embeddings, computed anew only if the weights have changed."""
         known = [parameter._version for parameter in self.module.parameters()]
         kept: tuple[list[int], Tensor] | None = self.module.__dict__.get("_kept")
         if kept is None or kept[0] != known:

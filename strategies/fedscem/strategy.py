@@ -167,7 +167,6 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
 
     @property
     def payload(self) -> dict[str, dict[str, int]]:
-        """Payload bytes so far: direction to kind to bytes."""
         return self.ledger.payload
 
     def ask(self, server_round: int) -> dict[int, EgoRequest]:
@@ -282,7 +281,6 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         self.session.tell_all(server_round, as_record({}), "train.finish")
 
     def weights(self) -> dict[str, NDArray[np.float32]]:
-        """Return the mean model by the names of ``EgoGCN``; empty if models are not shared."""
         model = self._module(self.model)
         return {} if model is None else {n: v.numpy() for n, v in model.state_dict().items()}
 
@@ -332,23 +330,20 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         revealed = sums.reveal(server_round, None if is_last else session.sample(server_round + 1))
         result = sums.result()
         found.failed = {
-            one.client: str(replace(one, round=server_round) if one.round == found.number else one)
-            for one in sums.server.take_blamed()
-            if one.client is not None
+            one.client: str(one) for one in sums.server.take_blamed() if one.client is not None
         }
         found.rejected = [{"node": one.node_id, "reason": one.reason} for one in revealed]
         found.rejected += [{"client": client, "reason": w} for client, w in found.failed.items()]
         for entry in found.rejected:
             LOG.warning("round %d: %s", server_round, entry)
         if isinstance(result, Skipped):
-            found.skipped = str(replace(result.reason, round=server_round))
-            LOG.warning("%s", found.skipped)
+            found.skipped = str(result.reason)
+            LOG.warning("round %d is skipped: %s", server_round, found.skipped)
         else:
             found.total, found.answered = result.total, result.contributors.tolist()
         return found
 
     def _added(self, server_round: int) -> RoundSum:
-        """Add up plain vectors."""
         found = RoundSum(server_round)
         if not self.answers:
             found.skipped = "no client sent its vector"
@@ -362,7 +357,6 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         return found
 
     def _take(self, server_round: int, found: RoundSum) -> dict[str, float]:
-        """Keep a sum's embeddings for the next round; return the sums of measurements."""
         self.sums = self.counts = None
         metrics = dict.fromkeys(SUMMED_NAMES, math.nan)
         if found.total is None:
@@ -402,7 +396,6 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         return measured
 
     def _count(self, found: RoundSum) -> None:
-        """Count payload as single clients would send and get it."""
         layout, count, up = self.layout, self.ledger.count, len(found.answered)
         asked = sum(map(len, self.session.asked.values()))
         word = 8 if self.ring is None else self.ring.word // 8
@@ -695,7 +688,6 @@ class EgoFedAvg(ModuleFedAvg):
         self.ego = settings
 
     def most_examples(self, node: int, *, training: bool) -> int | None:
-        """Return the number of a SuperNode's clients: each has weight 1."""
         return len(self.session.members.clients.get(node, ())) or None
 
     def snapshot(self) -> Snapshot | None:

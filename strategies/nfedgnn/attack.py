@@ -239,7 +239,6 @@ class RelayAudit(Audit[NFedGNNConfig]):
         return label if share == OWN else f"{share}, {label}"
 
     def attack(self, config: NFedGNNConfig, grid: RecordingGrid, method: object) -> list[Finding]:
-        """Recover the features of some users, and compare users."""
         x, rng = cached_data(config).x.to_dense().numpy(), audit_rng(config)
         having = np.flatnonzero((x != 0).any(1))
         drawn = rng.choice(having, min(USERS, having.size), replace=False).tolist()

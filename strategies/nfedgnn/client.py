@@ -317,7 +317,6 @@ class UsersClient(NumPyClient):
 
     @property
     def settings(self) -> UserSettings:
-        """The settings that came with the enrolment."""
         kept = self.context.state.config_records.get(self.settings_key)
         if kept is None:
             raise StateLostError("the settings of this run are not here")
@@ -339,7 +338,6 @@ class UsersClient(NumPyClient):
         raise NotImplementedError
 
     def _new(self) -> Cohort:
-        """Make the users, from their data alone."""
         raise NotImplementedError
 
     def _made(self, tensors: Tensors | None) -> tuple[Cohort, Tensors]:
@@ -439,7 +437,6 @@ class NodeClient(UsersClient):
 
     @contextmanager
     def _updated(self, request: RelayRequest) -> Iterator[tuple[LinearCohort, Tensor]]:
-        """Apply a message to its users; changes are kept if the block ends well."""
         # The state must be there if a gradient comes for what the users have sent.
         follows = bool(request.gradient_round.any())
         if self._file is not None and (request.send_weights or request.average is not None):
@@ -554,7 +551,6 @@ class CommonLayerClient(UsersClient, MaskingClient):
 
     @property
     def settings(self) -> UserSettings:
-        """The settings; under masks with a seed from the common key."""
         settings, key = super().settings, self._key
         # Without a key a layer is never begun: a SuperNode that is asked has a key, or is sent one.
         has_key = key is not None and key.check.any()
@@ -597,7 +593,6 @@ class CommonLayerClient(UsersClient, MaskingClient):
             raise StateLostError(text)
 
     def _total(self, advance: Advance) -> NDArray[np.floating] | None:
-        """Return the sum for the step, without its pads."""
         if (key := self._key) is None:
             return advance.total
         if advance.total is not None:

@@ -166,7 +166,6 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
         strategy: SplitGradientRelay,
         folder: RunFolder | None = None,
     ) -> dict[str, object]:
-        """Return the payload with the last gradients, which travel after the last report."""
         return {"bytes": strategy.layer.ledger.payload}
 
     def audit(self) -> RelayAudit:

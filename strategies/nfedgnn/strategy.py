@@ -241,7 +241,6 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         return self.report(server_round, who, accuracy, **figures)
 
     def _took_part(self, skipped: str) -> Participation:
-        """Return what became of every user."""
         nobody = ~self.layer.left
         for users in self.layer.numbers().values():
             nobody[users] = False
@@ -628,7 +627,6 @@ class OwnLayer(Layer):
                 self.has_average[users] = request.average_round
 
     def finish(self, server_round: int) -> None:
-        """Deliver the last gradients."""
         hosted = self.users_of(self.relay.session.present()).items()
         present = {node: users[~self.left[users]] for node, users in hosted}
         present = {node: users for node, users in present.items() if users.size}
@@ -687,7 +685,6 @@ class CommonLayer(Layer):
         return super().refusal(answer) or self._stops(answer.users.tolist())
 
     def _stops(self, users: Iterable[int]) -> str:
-        """Refuse a SuperNode that stops steps, even under another id."""
         if max((self.stopped[user] for user in users), default=0) < MOST_STOPPED:
             return ""
         return f"it stopped {MOST_STOPPED} steps of all: left out until another SuperNode joins"
@@ -748,7 +745,6 @@ class CommonLayer(Layer):
         self._ask(asked, saves=session.is_due(server_round))
 
     def _ask(self, asked: Mapping[int, tuple[IntArray, IntArray]], *, saves: bool = False) -> None:
-        """Ask SuperNodes for vectors of users that train, and of users that are measured."""
         if not asked:
             return
         relay, session = self.relay, self.relay.session
@@ -832,7 +828,6 @@ class CommonLayer(Layer):
         return at == taken.layer_round or (at == taken.before and has_sum)
 
     def _advance(self, node: int, copy: CopyReply | None) -> Advance:
-        """Return the sum or copy that brings a SuperNode's layer to the last step."""
         at, taken = self.at.get(node, 0), self.taken
         copy = None if self._can_go_on(node) else copy
         begins, sent = (at, None) if copy is None else (copy.layer_round, copy.copy)
@@ -860,7 +855,6 @@ class CommonLayer(Layer):
     def ask_one(
         self, node: int, message_type: str, request: RecordDict, read: Callable[[RecordDict], T]
     ) -> T | None:
-        """Ask one SuperNode, and return its answer if it gives one."""
         replies = self.relay.session.send(
             {node: request},
             self.asked_round,
@@ -906,7 +900,6 @@ class CommonLayer(Layer):
     def _summed(
         self, server_round: int, requests: Mapping[int, GradientRequest]
     ) -> HiddenSum | FloatArray | str:
-        """Have the SuperNodes' sums added up, in the clear or under masks; or say why not."""
         (f, w), length = self.weight_shape, math.prod(self.weight_shape)
         entries: Mapping[int, Config] = {node: {} for node in requests}
         voices = {node: self.clients[node][: self._count] for node in requests}
@@ -949,7 +942,6 @@ class CommonLayer(Layer):
     def _opened(
         self, server_round: int, voices: Mapping[int, list[int]], entries: Mapping[int, Config]
     ) -> HiddenSum | str:
-        """Take the masks off a sum, not the pads; or say why it cannot be opened."""
         session, sums, ring = self.relay.session, self.sums, self.sums.ring
         result, rejected = sums.close_padded(server_round), sums.take_rejected()
         session.rejected += rejected
@@ -1135,7 +1127,6 @@ class RelayServer:
         return Judged(self.logits(), self.y, self.masks, [0, len(self.y)])
 
     def accuracy(self) -> dict[str, float]:
-        """Return the accuracy over each mask; NaN where a mask is missing or empty."""
         judged = self.judged = self.judge()
         self.right = judged.logits.argmax(1) == judged.y
         # There may be ten million users: no sum by groups.
@@ -1231,7 +1222,6 @@ class LinkRelayServer(RelayServer):
 
     @torch.no_grad()
     def judge(self) -> Judged:
-        """Judge pairs; for test pairs the model also sees the validation edges."""
         split = self.split
         early, later = (
             _scores(self.eval_model, self.logits(edges), split.pairs)
@@ -1247,7 +1237,6 @@ class LinkRelayServer(RelayServer):
 
 
 def _scores(model: nn.Module, rows: Tensor, pairs: Tensor) -> Tensor:
-    """Return the logits ``[m]`` of pairs ``[2, m]`` from the nodes' rows ``[n, h]``."""
     if isinstance(model, PairModel):
         return model.decoder(rows, pairs)  # type: ignore[no-any-return]
     return dot_products(rows, pairs)

@@ -94,12 +94,10 @@ class Cohort:
         self.rows, self.settings = rows, settings
 
     def first(self) -> Tensor:
-        """Return the weights from which users start."""
         features = self.rows.num_features - int(self.settings.bias)
         return shared_linear_weight(features, self.settings)
 
     def start(self) -> Tensors:
-        """Return the tensors of users that have learnt nothing."""
         raise NotImplementedError
 
     def hold(self, tensors: Tensors) -> None:
@@ -184,7 +182,6 @@ class LinearCohort(Cohort):
             tensors["inactive-weight"].copy_(weight)
 
     def models(self, users: Sequence[int]) -> SavedModels:
-        """Return the users' maps; rows of features that a user lacks are the first weights."""
         rows, tensors = self.rows, self.tensors
         inactive = tensors["inactive-weight"] if "inactive-weight" in tensors else self.first()
         weight, feature, ptr = (t.cpu() for t in (tensors["weight"], rows.feature, rows.ptr.long()))
@@ -234,7 +231,6 @@ class StoredCohort(LinearCohort):
         row_file.check_room(self._path, self._width * rows)
 
     def _begun(self, users: Tensor) -> Iterator[Tensor]:
-        """Give users in parts, in which each has at least the first weights in the file."""
         first = self.first()
         for part in users.split(AT_A_TIME):
             rows, place = take(self.rows, part[self.tensors[STEP][part] == 0])
@@ -283,11 +279,9 @@ class CommonLayer(Cohort):
 
     @property
     def round(self) -> int:
-        """The round of the last step; 0 before the first."""
         return int(self.tensors[ROUND])
 
     def forward(self, users: Tensor | None = None, server_round: int = 0) -> Tensor:
-        """Return latent vectors ``[p, h]`` of some users or all."""
         (rows, _, place), weight = self._part(users), self.tensors["weight"]
         return weighted_sums(rows.feature, rows.ptr, self._values(server_round)[place], weight)
 
@@ -313,7 +307,6 @@ class CommonLayer(Cohort):
         self.tensors[ROUND].fill_(server_round)
 
     def _values(self, server_round: int) -> Tensor:
-        """Return the users' features after dropout; a bias is never dropped."""
         settings, rows = self.settings, self.rows
         if not settings.dropout or not server_round:
             return rows.value

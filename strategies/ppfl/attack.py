@@ -91,7 +91,6 @@ def attack(exchanges: Sequence[Exchange], graph: Graph, rng: np.random.Generator
 
 
 def _owners(near: Near, graph: Graph) -> Finding:
-    """Score the owner of each private node by its public neighbours, which lie nearest there."""
     clients = sorted(near)
     scores, truth = [], []
     for node in np.flatnonzero(graph.owner >= 0):
@@ -115,7 +114,6 @@ def _joined(edges: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _ranked(name: str, near: Near, cases: Sequence[tuple[Pairs, Pairs]]) -> Finding:
-    """Rank pairs by their cosines: of each client the true pairs, and pairs that are not."""
     scores, truth = list[NDArray[np.float64]](), list[bool]()
     for cosines, (yes, no) in zip(near.values(), cases, strict=True):
         scores += [cosines[tuple(yes.T)], cosines[tuple(no.T)]]

@@ -426,7 +426,6 @@ class EmbeddingClient:
 
     @property
     def public(self) -> IntArray:
-        """Ids of the public nodes, int64 ``[p]``."""
         return self.nodes[self.rows]
 
 
@@ -544,7 +543,6 @@ class PublicNodeClient(NumPyClient):
         return self.saved(reply).to_numpy()
 
     def saved(self, reply: PublicReply) -> PublicReply:
-        """Write the checkpoint that a request asks for; a reply says if that failed."""
         if reply.request.saves:
             reply.not_saved = self._state.save(reply.request.server_round, reply.request.run)
         return reply

@@ -101,7 +101,6 @@ def cross_validated(
 
 
 def _problem(y: NDArray[np.integer], folds: int) -> str:
-    """Return why nodes of these classes cannot be evaluated, or nothing."""
     classes, counts = np.unique(y, return_counts=True)
     if len(classes) < 2:
         return f"{len(classes)} classes among {len(y)} labelled nodes, 2 are needed"
@@ -152,13 +151,11 @@ class GraphJudge:
 
     @property
     def named(self) -> NDArray[Any]:
-        """The nodes' names, or numbers, ``[n]``."""
         return self._nodes.node
 
     def __call__(
         self, embeddings: NDArray[np.float32], server_round: int, is_last: bool
     ) -> dict[str, float]:
-        """Measure in the rounds that ``judge.every`` names, and in the last."""
         is_due = is_last or server_round % self._settings.every == 0
         names = [SVC] * is_due + [MLP] * (is_last and self._settings.mlp)
         said = {name: self.classify(embeddings, name) for name in names}

@@ -202,7 +202,6 @@ class PublicSpace(NamedTuple):
     embeddings: Floats
 
     def common(self, nodes: NDArray[np.generic]) -> tuple[Integers, Integers]:
-        """Find the common nodes: their indices in ``nodes``, and here."""
         return np.intersect1d(nodes, self.nodes, return_indices=True)[1:]
 
     def split(

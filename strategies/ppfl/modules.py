@@ -80,7 +80,6 @@ class Batch(NamedTuple):
         return cls(edges, ptr, edge_ptr, x.matrix.crow_indices()[at].tolist(), turn_of(x))
 
     def drop(self, x: Tensor, ptr: list[int]) -> Tensor:
-        """Drop numbers of ``x``, of which the clients' rows have the bounds ``ptr``."""
         if not self.rate:
             return x
         kept = torch.empty_like(x, dtype=torch.bool)
@@ -236,7 +235,6 @@ class GATCohort(Cohort):
         return dict(zip(asked, total.tolist(), strict=True))
 
     def outputs(self, clients: Sequence[int]) -> dict[int, tuple[Floats, Tensor]]:
-        """Return embeddings ``[n, d]`` and logits ``[n, k]`` of all nodes of some clients."""
         with torch.no_grad(), self.learners(clients) as (group,):
             module, batch = self._ready(group)
             both = module.both(group.graph.x, batch)
@@ -271,13 +269,11 @@ class GATCohort(Cohort):
 
 
 def _parts(graph: GraphOnDevice, rows: Tensor) -> Tensor:
-    """Return of each of some nodes its part of a mean over those of its client."""
     owner = graph.owner[rows]
     return 1 / torch.bincount(owner, minlength=1)[owner]
 
 
 def _pulled(graph: GraphOnDevice, asked: Asked) -> tuple[Tensor, Tensor]:
-    """Return the rows that are pulled, ``[p]``, and their targets, ``[p, d]``."""
     each = [(asked[c], start) for c, start in zip(asked, graph.ptr, strict=False)]
     parts = [(rows + start, targets) for (rows, targets), start in each if targets is not None]
     rows, targets = map(np.concatenate, zip(*parts, strict=True)) if parts else np.empty((2, 0))
@@ -362,7 +358,6 @@ class DeepWalk:
         return derive_seed(self._run_seed, "deepwalk", purpose, self.client, server_round)
 
     def _train(self, walks: Integers, counts: Integers, server_round: int) -> Floats:
-        """Train the vectors by skip-gram on some walks; return the context vectors, ``[n, d]``."""
         from gensim.models import Word2Vec  # takes a second, which other methods need not wait
 
         # The numbers of nodes in the walks are known: gensim need not read them all to count. One

@@ -62,7 +62,7 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.server import PartySums, Reason, Skipped, SumServer
+from flower_graph.secure.sum.server import PartySums, Skipped, SumServer
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Membership, Session
 from flower_graph.server.sums import SecureSum
@@ -142,7 +142,6 @@ class PublicMembership(Membership):
     def in_order(
         self, answers: Mapping[int, EmbeddingEnrolment]
     ) -> list[tuple[int, EmbeddingEnrolment]]:
-        """Choose the commonest dimension of embeddings if none is known yet."""
         if not self.dimension:
             counts = Counter[int]()
             for answer in answers.values():
@@ -428,7 +427,6 @@ class CommonMean:
         self.nodes = nodes
 
     def of(self, client: int) -> FloatArray | None:
-        """Return a client's rows; zeros for missing ones."""
         return self.padded[self.slots[client]] if self.made else None
 
     def take(self, total: NDArray[np.float64], contributors: Iterable[int]) -> None:
@@ -549,7 +547,7 @@ class SecureConsensus(ProcrustesAlignment):
         precision, skipped = dict[str, float](), ""
         summed = self.sums.close(server_round)
         if isinstance(summed, Skipped):  # the clients' measurements are still used
-            self.contributors, skipped = [], f"no sum: {_without_number(summed.reason)}"
+            self.contributors, skipped = [], f"no sum: {summed.reason}"
         else:
             self.contributors = summed.contributors.tolist()
             used &= set(self.contributors)
@@ -563,10 +561,10 @@ class SecureConsensus(ProcrustesAlignment):
                 figures = {name: one / of for name, one, of in each if of >= 1}
             precision = {name: figures[name] for name in PRECISIONS if name in figures}
         blamed = self.sums.server.take_blamed()
-        failed = {o.client: _without_number(o) for o in blamed if o.client is not None} | failed
+        failed = {o.client: str(o) for o in blamed if o.client is not None} | failed
         who = self.session.participation(sorted(used), failed=failed, idle=NOT_READY)
         report = self.reported(server_round, who, figures, precision, skipped)
-        report.rejected += [{"client": o.client, "reason": _without_number(o)} for o in blamed]
+        report.rejected += [{"client": o.client, "reason": str(o)} for o in blamed]
         rejected = self.sums.take_rejected()
         report.rejected += [{"node": one.node_id, "reason": one.reason} for one in rejected]
         return report
@@ -587,8 +585,3 @@ class SecureConsensus(ProcrustesAlignment):
         super().load_state(state)
         vars(self.mean).update(state["mean"])
         self.sums.server.exclude(state["excluded"])
-
-
-def _without_number(reason: Reason) -> str:
-    """Return a reason without the number of the sum, which is not the round's."""
-    return str(replace(reason, round=None))

@@ -19,8 +19,8 @@ import torch
 from ego_helpers import SETTINGS as EGO
 from ego_helpers import toy_egos, toy_shared
 from graph_helpers import CLASSES, small_graph
-from test_gat import ROWS, Client, make_client, make_targets
-from test_gat import SETTINGS as GAT
+from test_ppfl_models import ROWS, Client, make_client, make_targets
+from test_ppfl_models import SETTINGS as GAT
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only

@@ -166,7 +166,7 @@ def test_sums_with_one_exchange_more(parties):
         assert summed.values.tolist() == [62, 11]
         left_out = Reason(Cause.LEFT_OUT, "no vector, expected (2,)", 4, server_round - 1)
         assert secure.server.blamed[-1] == left_out
-    assert str(left_out) == "round 2: left out: no vector, expected (2,)"
+    assert str(left_out) == "left out: no vector, expected (2,)"
 
 
 def test_who_has_a_key_refuses_a_server_that_wants_to_be_trusted(parties):

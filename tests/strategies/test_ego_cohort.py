@@ -1,4 +1,4 @@
-"""Cohorts of ego-networks against plain PyG clients, whole and by batches, for any assignment."""
+"""The steps of FedSCem's clients as one program, its baselines, and the figures of its tables."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,16 +10,36 @@ from typing import Any
 import pytest
 import torch
 from ego_helpers import FEATURES, HIDDEN, PROJECTION, SETTINGS, start_of, toy_egos, toy_shared
+from ego_strategy_helpers import client_app, seven_egos
 from flwr.app import Context, RecordDict
-from plain.fedscem import Client
+from graph_helpers import Outcome
+from plain.fedscem import Client, run_baseline
 from torch import Tensor
 
+from flower_graph.client.learner import NODES
 from flower_graph.data.description import NewGraph
 from flower_graph.data.graph import ClientGraph
+from flower_graph.data.partition.client_graphs import split_global
+from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.cohort import MiniBatch, epochs_of
 from flower_graph.outputs.files import Snapshot, read_models
-from flower_graph.strategies.fedscem import EgoNetworkClient
-from flower_graph.strategies.fedscem.config import EgoSettings
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.fedscem import (
+    EgoFedAvg,
+    EgoFedProx,
+    EgoModelClient,
+    EgoNetworkClient,
+    SelfTraining,
+    tables,
+)
+from flower_graph.strategies.fedscem.config import (
+    EgoSettings,
+    FedSCemConfig,
+    ModelConfig,
+    PartitionConfig,
+    StrategyConfig,
+)
+from flower_graph.strategies.fedscem.method import METHOD, ego_settings
 from flower_graph.strategies.fedscem.modules import (
     EgoCohort,
     EgoGroup,
@@ -189,3 +209,77 @@ def test_equals_plain_pyg_clients_batch_by_batch() -> None:
                 client.step(means, part.nodes, classify=False)
     expected = torch.cat([client.embed().detach() for client in plain])
     torch.testing.assert_close(chosen.embed(), expected, rtol=0, atol=1e-5)
+
+
+PROXIMAL = replace(SETTINGS, proximal=0.5, local_epochs=2)
+ALONE = replace(PROXIMAL, proximal=0.0)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings"),
+    [
+        (EgoFedAvg(SETTINGS), SETTINGS),
+        (EgoFedAvg(PROXIMAL), ALONE),
+        (EgoFedProx(PROXIMAL), PROXIMAL),
+        (SelfTraining(SETTINGS), SETTINGS),
+        (SelfTraining(PROXIMAL), ALONE),
+    ],
+)
+def test_equals_dense_models(strategy: EgoFedAvg, settings: Any) -> None:
+    how = {"client": EgoModelClient, "settings": strategy.ego, "averages": strategy.averages}
+    grid = InProcessGrid(client_app(seven_egos(), **how), num_supernodes=3)
+    outcome = Outcome(strategy, grid).run()
+    assert outcome.answered == [7] * 3
+    averages = strategy.averages
+    model, wanted = run_baseline(seven_egos(), 3, start_of(), settings, averages=averages)
+    assert outcome.losses == pytest.approx(wanted, abs=1e-5)
+    found = [torch.from_numpy(value.ravel()) for value in outcome.weights.values()]
+    if averages:
+        torch.testing.assert_close(torch.cat(found), model, atol=1e-5, rtol=0)
+    assert bool(found) == bool(strategy.payload["up"].get("weights")) == averages
+
+
+CONFIG = FedSCemConfig(
+    rounds=30,
+    device="cpu",
+    partition=PartitionConfig(clients=9, min_nodes=20, split="global"),
+    model=ModelConfig(hidden=16),
+    strategy=StrategyConfig(learning_rate=0.01),
+)
+EGOS, TABLE_SETTINGS = METHOD.graphs(CONFIG), ego_settings(CONFIG)
+
+
+def test_one_client_with_the_whole_graph_is_judged_like_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If the one ego-network is the whole graph, the mean over clients is its own accuracy."""
+    data = cached_data(CONFIG)
+    graph = {"edge_index": data.edge_index, "x": data.x, "y": data.y}
+    everything = replace(EGOS[0], nodes=torch.arange(data.y.numel()), **graph)
+    (whole,) = split_global([everything], data.y, CONFIG.partition.ratios, 0)
+    monkeypatch.setattr(METHOD, "graphs", lambda config: [whole])
+    epochs = tables.train(replace(CONFIG, rounds=3))
+    with EgoCohort([whole], TABLE_SETTINGS).part() as group:
+        for epoch in epochs:
+            group.train(1)
+            judged = group.judged(group.logits())
+            assert epoch.test_accuracy == pytest.approx(float(NODES.shares(judged)[2]))
+            assert epoch.cross_entropy == pytest.approx(float(NODES.training_loss(judged)))
+
+
+def test_costs_of_groups_by_size() -> None:
+    """PyTorch's count goes on from profile to profile; a group's must not depend on the others."""
+    costs, again = (tables.costs_by_size(EGOS, TABLE_SETTINGS, groups=3) for _ in range(2))
+    assert [keys for keys, _ in costs] == [{"group": n, "clients": 3} for n in (1, 2, 3)]
+    ordered = sorted(EGOS, key=lambda ego: ego.nodes.numel())
+    for place, ((_, one), (_, two)) in enumerate(zip(costs, again, strict=True)):
+        egos = ordered[3 * place : 3 * place + 3]
+        assert one["nodes"] == pytest.approx(sum(ego.nodes.numel() for ego in egos) / 3)
+        assert one["edges"] == pytest.approx(sum(ego.edge_index.shape[1] for ego in egos) / 6)
+        assert one["seconds-per-round"] > 0
+        assert one["peak-mib"] == pytest.approx(two["peak-mib"], rel=0.01)
+        state = EgoCohort(egos, TABLE_SETTINGS).tensors.values()
+        held = sum(tensor.numel() * tensor.element_size() for tensor in state) / 3 / 2**20
+        assert held < one["peak-mib"] < 20 * held
+    few = tables.costs_by_size(EGOS[:2], TABLE_SETTINGS)
+    assert [keys["clients"] for keys, _ in few] == [1, 1]

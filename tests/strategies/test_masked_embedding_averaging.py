@@ -83,7 +83,7 @@ def test_too_many_drop_out_and_the_round_is_skipped() -> None:
     script = {(p, "train", 3): "lost" for p in range(3)}
     outcome = run(seven_egos(), rounds=5, supernodes=7, make_grid=faulty(script))
     reasons = [report.skipped for report in outcome.reports]
-    assert reasons[1].startswith("round 3 is skipped: 4 of 7 clients sent their vectors")
+    assert reasons[1].startswith("4 of 7 clients sent their vectors")
     assert reasons[1].endswith("at least 5 must")
     assert not any(reasons[:1] + reasons[2:])
     assert outcome.figures[1].isnan()[1:].all()  # what round 3's vectors say of round 2
@@ -91,12 +91,12 @@ def test_too_many_drop_out_and_the_round_is_skipped() -> None:
     assert outcome.figures[3:, :3].isfinite().all()
     who = who_of(outcome.reports[1].participation)
     assert not who.answered and len(who.failed) == 7, "nobody's answer is used"
-    assert sum("is skipped" in reason for reason in who.failed.values()) == 4
+    assert sum("4 of 7" in reason for reason in who.failed.values()) == 4
 
 
 def test_a_union_that_nobody_takes_part_in_is_an_error() -> None:
     script = {(p, "train.union", 1): "lost" for p in range(7)}
-    with pytest.raises(AlignmentError, match=r"round 1.*0"):
+    with pytest.raises(AlignmentError, match="0 of 7"):
         run(seven_egos(), supernodes=7, make_grid=faulty(script))
 
 

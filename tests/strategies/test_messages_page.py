@@ -112,7 +112,7 @@ def test_what_a_method_sends_is_what_the_page_says(method: str, tmp_path: Path) 
     # Nor of entries, but for what only faults bring about, or checkpoints and metrics do.
     # Parties declare points where there is an alignment.
     rare = {"sum-declared", "reveal-declared", "left-out", "mask-left-out", "mask-refused"}
-    # Where users come and go, which test_relay_growth.py has; and where the server may lie, which
+    # Where users come and go, which test_relay_server.py has; and where the server may lie, which
     # tests/hostile/test_lying_methods.py has, with what is signed there, which PPFL-GNN's run has
     rare |= {
         "not-saved",

@@ -1,21 +1,36 @@
-"""The server of nFedGNN: what it computes. ``tests/plain`` has its training."""
+"""nFedGNN's server: its steps, its arguments, what it keeps, and users that come and go."""
 
+import csv
 import math
+from itertools import count
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from graph_helpers import CLASSES, small_graph
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.clientapp.mod import LocalDpMod
+from graph_helpers import CLASSES, FEATURES, Outcome, small_graph
+from relay_helpers import asked_users, client_app, run, same_weights, strategy_for
 from torch import Tensor, nn
 from torch.nn import functional
 
+from flower_graph import NodeClient, SplitGradientRelay
+from flower_graph.audit.attacks import RecordingGrid, of_kind
+from flower_graph.audit.attacks import config_of as entries_of
+from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.common import LinksSection
 from flower_graph.data.graph import Graph, to_undirected
 from flower_graph.engine.machine import resolve_device
-from flower_graph.errors import DataError, DivergedError
+from flower_graph.errors import DataError, DivergedError, NoClientsError
 from flower_graph.models import SplitModel, build_server_model
 from flower_graph.ops import graph as ops_graph
 from flower_graph.ops.links import both_directions, dot_products, undirected
+from flower_graph.outputs.build import build_module, form_of
+from flower_graph.outputs.files import Embeddings, Predictions, Snapshot, read_models
+from flower_graph.simulation import InProcessGrid
+from flower_graph.storage import checkpoint
 from flower_graph.strategies.nfedgnn.config import SCHEDULES, StrategyConfig
 from flower_graph.strategies.nfedgnn.strategy import (
     LinkRelayServer,
@@ -23,6 +38,7 @@ from flower_graph.strategies.nfedgnn.strategy import (
     config_of,
     scheduled,
 )
+from flower_graph.strategies.nfedgnn.users import shared_linear_weight
 
 N, C, CPU, RATE = 12, CLASSES, torch.device("cpu"), 0.05
 
@@ -214,3 +230,320 @@ def test_users_who_were_not_heard_teach_nothing() -> None:
     assert not gradient[~heard].any() and bool(gradient[heard].any())
     losses, nothing = server.gradients(1, server.latent, heard & False)
     assert losses["cross_entropy"] == 0 and not nothing.any()
+
+
+def test_initial_arrays_and_evaluate_fn() -> None:
+    data = small_graph()
+    first = run(data, rounds=2)
+    seen: list[int] = []
+
+    def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+        seen.append(number)
+        return MetricRecord({"size": len(arrays)}) if number == 2 else None
+
+    strategy = strategy_for(data, seed=3)
+    other = strategy_for(data, seed=9)  # other initial weights at the server, replaced below
+    arrays = ArrayRecord(strategy.server.model.state_dict())
+    other.server.seed = 3
+    other.layer.settings = strategy.layer.settings
+    result = other.start(
+        InProcessGrid(client_app(data), num_supernodes=2), arrays, 2, evaluate_fn=evaluate
+    )
+    losses = [metrics["loss"] for metrics in result.train_metrics_clientapp.values()]
+    assert losses == first.losses
+    assert seen == [1, 2]
+    assert {k: dict(v) for k, v in result.evaluate_metrics_serverapp.items()} == {2: {"size": 3}}
+    assert result.arrays is not None
+
+
+def test_train_config_travels_and_stays_the_callers() -> None:
+    data = small_graph()
+    grid = RecordingGrid(client_app(data), num_supernodes=1)
+    given = ConfigRecord({"note": "hello", "server-round": 99})
+    strategy_for(data).start(grid, num_rounds=2, train_config=given)
+    assert dict(given) == {"note": "hello", "server-round": 99}
+    sent = [entries_of(one.request) for one in of_kind(grid.exchanges, "train")]
+    assert [(c["note"], c["server-round"]) for c in sent] == [("hello", 1), ("hello", 2)]
+
+
+def test_local_dp_mod_clips_all_users_of_a_supernode_as_one() -> None:
+    data = small_graph()
+    mod = LocalDpMod(clipping_norm=1.0, sensitivity=0.01, epsilon=10.0, delta=1e-5)
+    grid = InProcessGrid(client_app(data, train_mods=[mod]), num_supernodes=1)
+    outcome, first = run(data, grid=grid, rounds=1), run(data, rounds=1).weights["latent"]
+    assert (outcome.reports[0].answered, outcome.reports[0].rejected) == (12, [])
+    clipped = outcome.weights["latent"]
+    assert first.norm() > 1.5 and clipped.norm() == pytest.approx(1.0, abs=0.2)
+    assert not torch.equal(clipped, first / first.norm())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"participation": 1.5}, "participation: 1.5"),
+        ({"average_every": 2, "average_over": "all", "participation": 0.5}, "participation: 0.5"),
+        ({"latent_size": 0}, "latent_size: 0"),
+        ({"checkpoint_every": 5}, "checkpoint_every.*checkpoint_dir"),
+        ({"device": "gpu"}, "device: 'gpu'"),
+    ],
+)
+def test_bad_arguments_are_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        SplitGradientRelay(small_graph(), nn.Linear(1, 1), **{"latent_size": 4, **options})
+
+
+def test_clients_are_not_asked_to_evaluate() -> None:
+    grid = RecordingGrid(client_app(small_graph()), num_supernodes=2)
+    with pytest.raises(ValueError, match="evaluate_config"):
+        strategy_for(small_graph()).start(grid, evaluate_config=ConfigRecord())
+    assert not grid.exchanges
+
+
+def test_nobody_who_takes_part_is_connected() -> None:
+    data, strategy = small_graph(15), strategy_for(small_graph(15), participation=1 / 15)
+    grid = InProcessGrid(client_app(data), num_supernodes=15)
+
+    def leave(report: Any) -> None:
+        (drawn,) = asked_users(15, 1 / 15, 3, 2).tolist()
+        for node, context in list(grid.contexts.items()):
+            if context.node_config["partition-id"] == drawn:
+                del grid.contexts[node]
+
+    with pytest.raises(NoClientsError, match="round 2"):
+        strategy.start(grid, num_rounds=2, on_round=leave)
+
+
+def test_bytes_with_participation_by_hand() -> None:
+    # 4 of 12 users a round, 16 bytes each way; a gradient goes down when its user is asked again.
+    outcome = run(small_graph(12), rounds=3, participation=1 / 3)
+    rounds = [set(asked_users(12, 1 / 3, 3, number).tolist()) for number in (1, 2, 3)]
+    again = [0, len(rounds[1] & rounds[0]), len(rounds[2] & (rounds[0] | rounds[1]))]
+    assert [r.bytes["up"]["latent"] for r in outcome.reports] == [64, 128, 192]
+    found = [r.bytes["down"]["gradient"] for r in outcome.reports]
+    assert found == [0, 16 * again[1], 16 * (again[1] + again[2])]
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat", "sage"])
+def test_the_servers_half_is_saved_as_it_was_trained(name: str, tmp_path: Path) -> None:
+    data = small_graph(12)
+    server = strategy_for(data, name).server.model.eval()
+    Snapshot(None, [form_of(server, type(server), -1)]).write(tmp_path)
+    (saved,) = read_models(tmp_path)
+    latent = torch.randn(12, server.latent_size)
+    again = build_module(saved)
+    assert type(again) is type(server)
+    assert torch.equal(again(latent, data.edge_index), server(latent, data.edge_index))
+
+
+def test_predictions_are_of_who_answered() -> None:
+    few = run(small_graph(24), rounds=1, participation=0.25).strategy
+    snapshot = few.snapshot()
+    assert snapshot.predictions is not None and snapshot.embeddings is not None
+    answered = few.server.known.nonzero().flatten().tolist()
+    assert snapshot.predictions.node.tolist() == snapshot.embeddings.number.tolist() == answered
+    assert len(answered) == 6
+    latent = torch.from_numpy(snapshot.embeddings.embeddings)
+    assert torch.equal(latent, few.server.latent[few.server.known])
+
+
+def keeping(folder: Path, rounds: int, *, left: Any = (), **how: Any) -> SplitGradientRelay:
+    """Run three SuperNodes that keep their best round; go on from it if some have left."""
+    data, out = small_graph(24), folder / "out"
+    strategy = strategy_for(data, checkpoint_dir=folder, checkpoint_every=2, **how)
+    if left:
+        strategy.grow(data, left=left)
+    of: dict[str, Any] = {"of_client": {"left": left, "out": out}, "folder": folder}
+    of |= {"start": {"save": "all", "keep": "best", "output_dir": out}, "resume": bool(left)}
+    return run(data, rounds=rounds, supernodes=3, strategy=strategy, **of).strategy
+
+
+@pytest.mark.parametrize(
+    ("user_bias", "averaging"),
+    [(False, {}), (True, {}), (True, {"average_every": 2, "average_over": "all"})],
+)
+def test_users_halves_give_the_servers_latent_vectors(
+    user_bias: bool, averaging: dict[str, Any], tmp_path: Path
+) -> None:
+    x = small_graph(24).x
+    keeping(tmp_path, 5, user_bias=user_bias, **averaging)
+    kept = Embeddings.read(tmp_path / "out")
+    assert kept is not None and len(kept.number) == 24
+    models = [read_models(path)[0] for path in sorted((tmp_path / "out" / "clients").glob("*"))]
+    assert len(models) == 3, "one file a SuperNode"
+    for user, latent in zip(kept.number.tolist(), kept.embeddings, strict=True):
+        state = next(one for one in models if user in one.clients).state_dict(user)
+        own = functional.pad(x[user], (0, int(user_bias)), value=1.0) @ state["weight"]
+        torch.testing.assert_close(own, torch.from_numpy(latent))
+
+
+def test_the_server_writes_figures_of_users(tmp_path: Path) -> None:
+    strategy = keeping(tmp_path, 5, server_average=0.5)
+    trained, average = (
+        one.state_dict() for one in (strategy.server.model, strategy.server.eval_model)
+    )
+    assert torch.equal(strategy.weights()["server.bias"], average["bias"])
+    learnt = strategy.learnt().to_torch_state_dict()
+    assert torch.equal(learnt["bias"], average["bias"]) and learnt.keys() == trained.keys()
+    assert not torch.equal(trained["bias"], average["bias"])
+    with (tmp_path / "out" / "clients.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["client"] for line in lines[::2]] == [str(user) for user in range(24)]
+    assert {(line["at"], line["rounds-measured"]) for line in lines} == {
+        ("last", "5"),
+        ("best", "5"),
+    }
+    best = [line for line in lines if line["at"] == "best" and line["val-accuracy"]]
+    assert sum(float(line["val-accuracy"]) for line in best) / len(best) == strategy.best.accuracy
+    # The last gradients travel later: in `train.finish`
+    size = 4 * 4
+    assert {(line["bytes-up"], line["bytes-down"]) for line in lines} == {
+        (str(5 * size), str(4 * size))
+    }
+
+
+def test_who_left_is_in_no_output(tmp_path: Path) -> None:
+    keeping(tmp_path, 4)
+    keeping(tmp_path, 6, left=[2, 7])
+    out = tmp_path / "out"
+    folders = [out, *out.glob("snapshots/*"), *out.glob("clients/*"), *out.glob("clients/*/*/*")]
+    there = set[int]()
+    for folder in folders:
+        predictions, embeddings = Predictions.read(folder), Embeddings.read(folder)
+        there |= set() if predictions is None else set(predictions.node.tolist())
+        there |= set() if embeddings is None else set(embeddings.number.tolist())
+        there |= {user for one in read_models(folder) for user in one.clients}
+    assert there == {-1, *range(24)} - {2, 7}
+    assert not any(line.startswith(("2,", "7,")) for line in (out / "clients.csv").open())
+
+
+WHOLE, OLD, ROUNDS = small_graph(24), 18, 4
+NEW = list(range(OLD, 24))
+
+
+def begun(folder: Path, old: int = OLD, **options: Any) -> Outcome:
+    """Run with the first users; users in turn, so that nobody's SuperNode moves as more come."""
+    data = WHOLE.subgraph(torch.arange(old))
+    return run(data, rounds=ROUNDS, supernodes=3, folder=folder, **options)
+
+
+def go_on(strategy: Any, folder: Path, rounds: int, *, left: Any = (), alone: int = 0) -> Outcome:
+    strategy.grow(WHOLE, left=left, alone=alone)
+    how: dict[str, Any] = {"supernodes": 3, "folder": folder, "of_client": {"left": left}}
+    return run(WHOLE, strategy=strategy, rounds=ROUNDS + rounds, resume=True, **how)
+
+
+def saved_users(folder: Path, server_round: int) -> dict[int, dict[str, Tensor]]:
+    """What a checkpoint has of each user of the linear map."""
+    found: dict[int, dict[str, Tensor]] = {}
+    for path in sorted(checkpoint.round_folder(folder, server_round).glob("client-*")):
+        tensors = checkpoint.load_client(path)
+        if "beside/rows" not in tensors:
+            continue
+        start = tensors["beside/rows"].tolist()
+        for place, user in enumerate(tensors["clients"].tolist()):
+            rows = slice(start[place], start[place + 1])
+            local = {name: tensors[name][rows] for name in ("weight", "exp-avg", "exp-avg-sq")}
+            found[user] = local | {"step": tensors["step"][place]}
+    return found
+
+
+def test_alone_newcomers_train_and_all_others_stay_as_they_were(tmp_path: Path) -> None:
+    old = begun(tmp_path)
+    before = {name: tensor.clone() for name, tensor in old.weights.items()}
+    users_before = saved_users(tmp_path, ROUNDS)
+    new = go_on(old.strategy, tmp_path, 4, alone=4)
+    after = new.weights
+    assert torch.equal(after.pop("latent")[:OLD], before.pop("latent"))
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert {report.answered for report in new.reports} == {len(NEW)}
+    for user, tensors in saved_users(tmp_path, ROUNDS + 4).items():
+        if user < OLD:
+            assert all(torch.equal(t, users_before[user][name]) for name, t in tensors.items())
+        else:
+            assert int(tensors["step"]) == 3, "the first of four rounds has no gradient yet"
+    assert new.reports[-1].cross_entropy < new.reports[0].cross_entropy
+
+
+@pytest.mark.parametrize("averages", [False, True])
+def test_newcomers_begin_from_the_seed_or_the_last_mean_and_others_go_on(
+    averages: bool, tmp_path: Path
+) -> None:
+    old = begun(tmp_path, **({"average_every": 2} if averages else {}))
+    mean = old.strategy.layer.state_dict().get("average")
+    new = go_on(old.strategy, tmp_path, 1, alone=int(averages))
+    start = shared_linear_weight(FEATURES, new.strategy.layer.settings)
+    start = start if mean is None else torch.where(mean.isnan(), start, mean)
+    torch.testing.assert_close(new.weights["latent"][OLD:], WHOLE.x[OLD:] @ start)
+    assert new.reports[0].answered == (len(NEW) if averages else 24)
+    steps = {u: int(one["step"]) for u, one in saved_users(tmp_path, ROUNDS + 1).items()}
+    assert {steps[user] for user in NEW} == {0}
+    assert {steps[user] for user in range(OLD)} == {ROUNDS - averages}
+
+
+def test_a_grown_run_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    expected = go_on(begun(whole).strategy, whole, 6, alone=3)
+    go_on(begun(cut).strategy, cut, 2, alone=3)
+    fresh = strategy_for(WHOLE, checkpoint_dir=cut, checkpoint_every=2)
+    again = go_on(fresh, cut, 6, alone=3)
+    assert [report.answered for report in again.reports] == [6, 24, 24, 24]
+    assert same_weights(again, expected)
+
+
+def test_who_left_is_in_no_file_edge_figure_and_draw_any_more(tmp_path: Path) -> None:
+    gone = [1, 2, *np.flatnonzero(WHOLE.test_mask)[:2].tolist()]
+    old = begun(tmp_path, old=24)
+    before = old.weights["latent"].clone()
+    users_before = saved_users(tmp_path, ROUNDS)
+    assert all(before[user].any() for user in gone)
+    new = go_on(old.strategy, tmp_path, 1, left=gone)
+    server = new.strategy.server
+    assert not server.latent[gone].any()
+    edges = getattr(server.graph, "edge_index", server.graph)
+    assert not torch.isin(edges, torch.tensor(gone)).any()
+    assert int(server.masks["test"].sum()) == int(WHOLE.test_mask.sum()) - 2
+    assert new.reports[0].answered == 20
+    for server_round in checkpoint.complete_rounds(tmp_path):
+        assert not saved_users(tmp_path, server_round).keys() & set(gone)
+        state = checkpoint.load_server(tmp_path, server_round)
+        assert not state["server"]["latent"][gone].any()
+        assert not state["layer"]["gradient"][gone].any()
+    kept = saved_users(tmp_path, ROUNDS)
+    assert kept.keys() == set(range(24)) - set(gone)
+    for user, tensors in kept.items():
+        assert all(torch.equal(t, users_before[user][name]) for name, t in tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("options", "how", "said"),
+    [
+        ({}, {"left": [24]}, r"left.*\[24\]"),
+        ({}, {"alone": -1}, "alone: -1"),
+        ({"average_every": 1, "average_over": "all"}, {}, "average_over"),
+    ],
+)
+def test_impossible_changes_are_refused(
+    options: dict[str, Any], how: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        strategy_for(WHOLE, **options).grow(WHOLE, **how)
+
+
+@pytest.mark.parametrize(("alone", "away", "answered"), [(2, 0, [6, 6, 24]), (0, 2, [18, 24, 24])])
+def test_a_newcomers_supernode_needs_no_checkpoint(
+    alone: int, away: int, answered: list[int], tmp_path: Path
+) -> None:
+    """Whether it is there when the run goes on, or comes later."""
+    old, apart, looks = begun(tmp_path), torch.tensor(NEW), count(1)
+
+    def client_fn(context: Context) -> NodeClient:
+        part = int(context.node_config["partition-id"])
+        users = apart if part == 3 else torch.arange(part, OLD, 3)
+        return NodeClient(context, WHOLE.x[users], users, checkpoint_dir=tmp_path)
+
+    late = InProcessGrid(make_client_app(client_fn), num_supernodes=4)
+    there = late.get_node_ids
+    late.get_node_ids = lambda: there()[: -1 if next(looks) <= away else None]  # type: ignore[method-assign]
+    old.strategy.grow(WHOLE, alone=alone)
+    new = run(WHOLE, strategy=old.strategy, grid=late, rounds=ROUNDS + 3, resume=True)
+    assert [report.answered for report in new.reports] == answered

@@ -1,4 +1,4 @@
-"""The users of one SuperNode: what they begin with, and what one message changes."""
+"""nFedGNN's users: their half of a round, rows in a file, and the attack on their vectors."""
 
 import errno
 import itertools
@@ -13,6 +13,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from graph_helpers import Outcome, small_graph
+from numpy.typing import NDArray
 from relay_helpers import run, same_run, same_weights
 from torch import Tensor
 
@@ -21,6 +22,8 @@ from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.ops.active_rows import pack
 from flower_graph.storage import checkpoint, row_file
 from flower_graph.storage.files import IN_PROCESS
+from flower_graph.strategies.nfedgnn import attack
+from flower_graph.strategies.nfedgnn.attack import Step
 from flower_graph.strategies.nfedgnn.client import EnrolmentRequest, NodeClient, RelayRequest
 from flower_graph.strategies.nfedgnn.users import LinearCohort, UserSettings, shared_linear_weight
 
@@ -236,3 +239,63 @@ def test_a_full_disk_is_an_error_before_the_file_is_written(
     with pytest.raises(OSError, match="numbers") as caught:
         row_file.check_room(path, 1 << 20)
     assert caught.value.errno == errno.ENOSPC
+
+
+FEATURES, SIZE, ROUNDS = 60, 8, 12
+HOW = UserSettings(SIZE, True, 5e-4, 3, "holders")
+
+
+def start_of(how: UserSettings) -> NDArray[np.float64]:
+    return shared_linear_weight(FEATURES, how).numpy().astype(float)
+
+
+def user(count: int) -> NDArray[np.float32]:
+    x = np.zeros(FEATURES, np.float32)
+    x[np.random.default_rng(count).choice(FEATURES, count, replace=False)] = 1 / count
+    return x
+
+
+def followed(x: NDArray[np.float32], how: UserSettings) -> list[Step]:
+    """Let the real client train by gradients that look like those of a run."""
+    cohort = LinearCohort(pack(torch.from_numpy(x[None]), bias=how.bias), how)
+    cohort.hold(cohort.start())
+    rng, steps = np.random.default_rng(7), []
+    for number in range(ROUNDS):
+        rate = 0.1 * (1 - number / ROUNDS)  # as a schedule may have it
+        gradient = None if number == 0 else (1e-2 * rng.normal(size=SIZE)).astype(np.float32)
+        if gradient is not None:
+            cohort.step(None, torch.from_numpy(gradient[None]), rate)
+        steps.append(Step(gradient, None, cohort.forward(None).numpy()[0], rate))
+    return steps
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_few_words_are_found_exactly_and_so_is_their_value(count: int, bias: bool) -> None:
+    how, x = HOW._replace(bias=bias), user(count)
+    steps, candidates = followed(x, how), [1 / number for number in range(1, 11)]
+    rows = attack.course(start_of(how), 1 / count, how, steps)
+    matrix, target = attack.equations(rows, np.stack([s.latent for s in steps]), FEATURES)
+    np.testing.assert_allclose(matrix @ x, target, atol=1e-6)
+    scores, value = attack.from_sequence(start_of(how), how, steps, candidates)
+    assert value == pytest.approx(1 / count)
+    assert set(np.argsort(-scores)[:count]) == set(np.flatnonzero(x))
+
+
+@pytest.mark.parametrize(("decay", "least", "most"), [(0.0, 1, SIZE + 1), (5e-4, 2 * SIZE + 1, 96)])
+def test_without_weight_decay_later_rounds_tell_nothing_new(
+    decay: float, least: int, most: int
+) -> None:
+    how = HOW._replace(weight_decay=decay)
+    rows = attack.course(start_of(how), 0.2, how, followed(user(5), how))
+    matrix, _ = attack.equations(rows, np.zeros((ROUNDS, SIZE)), FEATURES)
+    # All rows move alike: besides the first latent's equations there is but their number.
+    assert least <= np.linalg.matrix_rank(matrix, tol=1e-8) <= most
+
+
+def test_averaged_weights_are_taken_over() -> None:
+    average = np.full((FEATURES + 1, SIZE), np.nan)
+    average[2] = 0.5
+    steps = [Step(None, None, np.zeros(SIZE)), Step(None, average, np.zeros(SIZE))]
+    rows = attack.course(start_of(HOW), 1.0, HOW, steps)
+    assert (rows[1, 2] == 0.5).all() and (rows[1, [3, -1]] == rows[0, [3, -1]]).all()

@@ -130,7 +130,6 @@ class SlotTable:
         return total
 
     def _once(self, kind: bytes, what: tuple[object, ...], make: Callable[[], bytes]) -> Words:
-        """Return the words of a kind that were made last, or make others; read-only."""
         if self._made.get(kind, (None,))[0] != what:
             self._made[kind] = what, np.frombuffer(make(), "<u8")
         return self._made[kind][1]
@@ -243,7 +242,6 @@ class AlignmentClient:
         self._start(0)
 
     def _start(self, epoch: int) -> None:
-        """Begin an epoch, in which nothing of an earlier one is of use."""
         self._epoch, n = epoch, len(self._distinct)
         self._table: SlotTable | None = None
         # Which identities each client's block has, and its size
@@ -255,7 +253,6 @@ class AlignmentClient:
         self.order = np.zeros((0, ids.TOKEN), np.uint8)
 
     def answer(self, config: Mapping[str, object]) -> Config:
-        """Answer a message of any stage."""
         stages: dict[object, tuple[type[Message], Callable[[Any], object]]] = {
             ids.PUBLISH: (ids.PublishedTokens, self.publish)
         }
@@ -273,7 +270,6 @@ class AlignmentClient:
         return reply.to_config() if isinstance(reply, Message) else {}
 
     def show(self, request: ids.PlainRequest) -> ids.PlainReply:
-        """Give the clients' tokens, hashes of their identities in the clear."""
         self._known(request.clients)
         self._enter(ids.PLAIN_EPOCH)
         tokens = rows_of(map(ids.plain_token, self._distinct), -1, ids.TOKEN)
@@ -289,7 +285,6 @@ class AlignmentClient:
         return dict.fromkeys(self._identities, ids.padded_size(each))
 
     def begin(self, seed: bytes, parties: Iterable[int], declared: Mapping[int, int]) -> None:
-        """Take the epoch's seed, its parties, and the points that each client has declared."""
         self._draw, self._declared = ids.drawn(seed, parties), dict(declared)
 
     def blind(self, request: ids.BlindRequest) -> ids.BlindReply:
@@ -375,13 +370,11 @@ class AlignmentClient:
         return self._draw[: ids.KEY_HOLDERS + ids.MOST_SKIPPED]
 
     def unite(self, config: Mapping[str, object]) -> ids.UnionRequest:
-        """Read a request for the union, and take the answers in it."""
         request = ids.UnionRequest.from_config(config, **self._sizes_known)
         self.finish(request)
         return request
 
     def finish(self, request: ids.UnionRequest) -> None:
-        """Take the key-holders' answers: tokens and keys of the clients' identities."""
         self._known(request.clients)
         self._enter(request.epoch)
         if self._trust is None:
@@ -406,7 +399,6 @@ class AlignmentClient:
         self._answered |= dict.fromkeys(request.clients.tolist())
 
     def _proved(self, request: ids.UnionRequest, trust: TrustSettings) -> list[ids.Bytes2D]:
-        """Check every key-holder's key and proofs; return each client's answers, added up."""
         signatures, proofs, epoch = request.signatures, request.proofs, request.epoch
         if request.holders is None or request.keys is None or signatures is None or proofs is None:
             raise RefusedError("the key-holders' answers are not proved")

@@ -111,7 +111,6 @@ class AlignmentServer:
         self.order = np.zeros((0, ids.TOKEN), np.uint8)
 
     def begin(self, seed: bytes, clients: Mapping[int, Sequence[int]], registry: Registry) -> None:
-        """Store an epoch's seed, clients and registry; aligned clients align anew."""
         if self._at(BLINDED, EVALUATED, UNITED):
             self._restart()  # other parties are to hold keys
         self._registry = registry
@@ -122,7 +121,6 @@ class AlignmentServer:
         self._node = {client: node if at == old else at for client, at in self._node.items()}
 
     def requests(self) -> dict[int, Request]:
-        """Return the messages of the next stage; none when all answers are there."""
         # What was asked before and is not answered by now counts as lost.
         unanswered, self._asked = self._asked, {}
         self._drop(unanswered)
@@ -180,7 +178,6 @@ class AlignmentServer:
 
     @property
     def uniting(self) -> list[int]:
-        """Clients whose tables are to be added up next."""
         # All aligned clients take part in the sum, not only new ones: what new ones hold must not
         # show apart from the rest more than it has to.
         return sorted(set(self._at(EVALUATED, UNITED)) - self._absent - self._excluded)
@@ -277,7 +274,6 @@ class AlignmentServer:
 
     @property
     def aligned(self) -> list[int]:
-        """Clients whose tokens are in the union."""
         return sorted(self._at(UNITED))
 
     def _cells(self) -> int:
@@ -391,7 +387,6 @@ class AlignmentServer:
                 brought[node] = points
 
     def _at_a_time(self) -> list[int]:
-        """Return the first waiting clients whose points fit into one stage."""
         waiting = self._at(BLINDED)
         totals = accumulate(self._blocks[client].size for client in waiting)
         fit = [c for c, total in zip(waiting, totals, strict=True) if total <= AT_A_TIME]
@@ -468,7 +463,6 @@ class AlignmentServer:
         return chosen
 
     def _draw_holders(self, free: list[int], count: int) -> list[int]:
-        """Draw further key-holders, on different machines as far as possible."""
         draw, taken = secrets.SystemRandom(), {self._node[holder] for holder in self._holders}
         by_node = [*self._by_node(free).items()]
         draw.shuffle(by_node)  # by SuperNode: hosting more clients is not likelier

@@ -98,7 +98,6 @@ class Epoch:
 
     @cached_property
     def partners(self) -> Integers:
-        """The graph: indices of each party's partners, ``[n, k]``."""
         return circle(self.order, self.plan[0])
 
     def partners_of(self, index: int) -> Integers:
@@ -113,7 +112,6 @@ class Epoch:
         return dict(self.declared.tolist())
 
     def index(self, party: int) -> int:
-        """Return a party's index; ``RefusedError`` if it is not in the epoch."""
         index = int(np.searchsorted(self.parties, party))
         is_other = index == self.parties.size or self.parties[index] != party
         refuse_if(is_other, f"party {party} is not in epoch {self.number}")

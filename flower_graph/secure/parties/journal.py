@@ -143,7 +143,6 @@ class Journal:
         self._path = path
 
     def last(self, *run: bytes) -> int | None:
-        """Return the highest round of a run; None if it is not known."""
         number = self._kept(run).number
         return number if number >= 0 else None
 
@@ -369,7 +368,6 @@ def _near(parties: int, earlier: Collection[int], differ_by: int) -> list[int]:
 def _thinned(
     parties: int, earlier: Collection[int], differ_by: int, order: Sequence[int], fewest: int
 ) -> int | None:
-    """Leave parties out, one after the other, until the rest may be in a sum."""
     while parties not in earlier and (near := _near(parties, earlier, differ_by)):
         left = [party for party in order if parties >> party & 1]
         if not left or parties.bit_count() <= fewest:

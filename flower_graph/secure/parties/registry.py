@@ -90,7 +90,6 @@ class Registry:
 
     @classmethod
     def read(cls, path: Path | str) -> Registry:
-        """Read a registry's file; ``IdentityError`` names it and the fault."""
         path = Path(path).expanduser()
         with reading(f"registry {path}", IdentityError):
             try:
@@ -152,7 +151,6 @@ class Registry:
         return self._with(replace(old, key=key, former=(*old.former, old.key)))
 
     def without(self, party: int) -> Registry:
-        """Return the registry with a party revoked; its clients may be granted to another."""
         return self._with(replace(self._active(party), revoked=True))
 
     def _active(self, party: int) -> RegisteredParty:
@@ -322,7 +320,6 @@ class Identity:
             raise IdentityError(f"{path}: {error}") from error
 
     def sign(self, purpose: bytes, *parts: bytes) -> bytes:
-        """Sign parts for one purpose, under this registry; 64 bytes."""
         return self._key.sign(signed_bytes(self.registry.digest, self.party, purpose, parts))
 
 

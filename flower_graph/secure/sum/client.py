@@ -160,7 +160,6 @@ class SumClient:
         return self.run_id if self.trust is None else self._begun().id
 
     def answer(self, action: str, config: Config) -> Config:
-        """Answer an exchange in which no vector travels, as the request's entries ask."""
         replies: Config = {}
         for kind, reply in ANSWERS[action]:
             if action != "sum_unmask" or f"{kind.prefix}run" in config:
@@ -440,7 +439,6 @@ class SumClient:
         return live
 
     def _asked(self, kept: ClientRound, request: UnmaskRequest) -> Bytes:
-        """Return what a trusted server asks for, unless it contradicts what it said before."""
         kinds, count = request.kinds, request.contributors
         is_odd = kinds.shape != kept.partners.shape or (kinds > MASK_KEY).any()
         refuse_if(is_odd, f"kinds have shape {kinds.shape}, or unknown entries")
@@ -477,7 +475,6 @@ class SumClient:
     # Shares
 
     def _deal(self, kept: ClientRound) -> tuple[Bytes, Bytes]:
-        """Share both secrets among the partners: commitments ``[k, 2, 32]`` and packets."""
         k, about, own = kept.partners.size, (self.sum_run, kept.number, self.party), kept.public
         secrets = np.stack([kept.seed, kept.private])
         shares = split_secrets(secrets, kept.threshold, k) if k else secrets[:, :0]
@@ -605,7 +602,6 @@ class MaskingClient(NumPyClient):
         return reply, reply.to_config() | {ARRAY_NAMES: [f"{ARRAYS}/{MASKED_SUM}"]}
 
     def exchange(self, action: str, config: Config) -> Config:
-        """Answer any exchange without a vector."""
         host = self._enrolled(config) if action == "sum_enroll" else self.keys()
         entries = host.answer(action, config)
         self._keep(host)
@@ -650,6 +646,5 @@ class SecureSumClient(MaskingClient):
         """Return the vector of each client; a missing client is left out of the sum."""
 
     def sum_mask(self, parameters: Parameters, config: Config) -> Answer:
-        """Add up the own clients' vectors and mask the sum."""
         reply, entries = self.masked(config, self.vectors(config), SECURE_SUM)
         return [reply.total], reply.clients.size, entries

@@ -149,7 +149,6 @@ class KeyReply(SumMessage, up="sum_enroll", prefix="sum-"):
         return int(self.clients.min()) if self.party is None else self.party
 
     def signed(self, identity: Identity) -> KeyReply:
-        """Return it signed with the party's own key."""
         signature = identity.sign(BINDING, *self._parts())
         return replace(self, signature=np.frombuffer(signature, np.uint8))
 

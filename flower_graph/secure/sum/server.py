@@ -107,14 +107,10 @@ class Reason:
     kind: Cause
     text: str  # A line for a person, without the client and the round
     client: int | None = None  # None if it is about the whole sum
-    round: int | None = None  # Number of the sum, or the caller's own; None to leave it out
+    round: int | None = None  # Number of the sum
 
     def __str__(self) -> str:
-        text = f"left out: {self.text}" if self.kind is Cause.LEFT_OUT else self.text
-        if self.round is None:
-            return text
-        skipped = " is skipped" if self.kind is Cause.SKIPPED else ""
-        return f"round {self.round}{skipped}: {text}"
+        return f"left out: {self.text}" if self.kind is Cause.LEFT_OUT else self.text
 
 
 @dataclass(frozen=True)
@@ -210,7 +206,6 @@ class SumRound:
         return {} if self.skipped else requests
 
     def _present(self) -> list[tuple[int, int]]:
-        """Return the SuperNodes that have not gone, and their rows."""
         return [(node, row) for node, row in self._rows.items() if node in self._server.nodes]
 
     def take(self, node: int, reply: StageReply) -> None:
@@ -613,7 +608,6 @@ class SumServer:
     # Who is there
 
     def question(self) -> KeyRequest:
-        """Return the request to a SuperNode that is to enrol."""
         return KeyRequest(self.run_id, signed=None if self.registry is None else True)
 
     def check_keys(self, node: int, reply: KeyReply) -> None:
@@ -653,7 +647,6 @@ class SumServer:
         self._beginnings.update(clients)
 
     def take_blamed(self) -> list[Reason]:
-        """Return who was blamed since the last call, and why."""
         blamed, self._named = self.blamed[self._named :], len(self.blamed)
         return blamed
 
@@ -733,14 +726,12 @@ class SumServer:
         )
 
     def _none(self, number: int, why: str) -> SumRound:
-        """Return a round that is skipped from its beginning."""
         nobody = np.zeros(0, np.int64)
         one = SumRound(self, Circle(self.run_id, nobody, nobody.reshape(0, 0), 0, 0), number, {})
         one.skip(why)
         return one
 
     def blame(self, reason: Reason, node: int | None) -> None:
-        """Record a fault; if it is a SuperNode's, exclude all its clients."""
         client = reason.client
         if node is None or client is None:
             self.blamed.append(reason)
@@ -820,12 +811,10 @@ class PartySums(SumServer):
 
     @property
     def parties(self) -> list[int]:
-        """Parties that are connected and have not cheated, ascending."""
         return sorted(set(self.nodes.values()) - self._cheating)
 
     @property
     def members(self) -> list[int]:
-        """Parties of the epoch, absent ones too, ascending; none before there is one."""
         return [] if self.epoch is None else self.epoch.parties.tolist()
 
     @property
@@ -875,7 +864,6 @@ class PartySums(SumServer):
         self._fresh.add(party)
 
     def take_binding(self, node: int, reply: KeyReply) -> None:
-        """Store a SuperNode's statement, if its party signed it."""
         self.check_keys(node, reply)
         self._settle(node, reply)
 
@@ -888,7 +876,6 @@ class PartySums(SumServer):
         self._cheating |= {p.number for c in clients for p in parties if p.may_host([c])}
 
     def renew(self) -> None:
-        """Read the registry again; under another version all must bind anew, and begin an epoch."""
         try:
             registry = Registry.read(self._registry_file)
         except IdentityError as error:
@@ -938,7 +925,6 @@ class PartySums(SumServer):
         return False
 
     def _bind(self, server_round: int, send: Send, nodes: Collection[int]) -> set[int]:
-        """Have the parties of some SuperNodes commit to another seed; return those that did."""
         requests = dict.fromkeys(sorted(nodes), self.question())
         replies = send(server_round, "sum_enroll", requests, KeyReply, self.take_binding)
         for entry in replies.rejected:  # with a version of the registry that is old, for one
@@ -992,7 +978,6 @@ class PartySums(SumServer):
         return True
 
     def _seed(self, shown: RevealRequest, node: int, reply: RevealReply) -> bytes:
-        """Return a party's seed, if it is the one that it has committed to."""
         party, seed = self._party(node), reply.seed.tobytes()
         is_other = (reply.run_id, reply.number) != (self.run_id, shown.number)
         why = f"list {reply.number}: not the one that is open"
@@ -1006,7 +991,6 @@ class PartySums(SumServer):
     # A round, as ``SumServer`` has it
 
     def _begin(self, number: int, clients: set[int]) -> SumRound:
-        """Begin a round of the epoch; parties without any of the clients are absent."""
         if (epoch := self.epoch) is None:
             return self._none(number, self._too_few)
         hosted = self.epoch_clients().items()
@@ -1014,7 +998,6 @@ class PartySums(SumServer):
         return SumRound(self, epoch, number, local)
 
     def blame(self, reason: Reason, node: int | None) -> None:
-        """Record a party's fault for all its clients; if it is proven, exclude them."""
         party = reason.client
         if party is None or reason.kind is Cause.LEFT_OUT:  # of a client, not of its party
             self.blamed.append(reason)

@@ -1,5 +1,6 @@
-"""DeepWalk: the same bits in any process, going on from its state, and what it does to nodes."""
+"""PPFL-GNN's models: the GAT, DeepWalk, and the evaluation of embeddings."""
 
+import dataclasses
 import math
 from collections import Counter
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from federation import one_fast
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -19,19 +21,95 @@ from torch import Tensor
 
 import flower_graph as fg
 from flower_graph.config import rules
-from flower_graph.errors import ConfigError
+from flower_graph.data.graph import ClientGraph as Client
+from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import load_config
-from flower_graph.strategies.ppfl.config import DeepWalkConfig, ModelConfig, PPFLConfig
+from flower_graph.strategies.ppfl.config import DeepWalkConfig, GATConfig, ModelConfig, PPFLConfig
+from flower_graph.strategies.ppfl.evaluation import CLASSIFIERS, check_labels, judge_embeddings
 from flower_graph.strategies.ppfl.modules import (
     DeepWalk,
+    PublicGAT,
     negative_sampling_loss,
     neighbour_lists,
     random_walks,
     sample_pairs,
 )
 
-SETTINGS = DeepWalkConfig(walks=5, length=8, window=2)
-ROWS = np.array([0, 2])
+N, F, D, C = 12, 9, 6, 3
+ROWS = np.array([1, 4, 5, 11])
+SETTINGS = PPFLConfig(
+    seed=7,
+    model=ModelConfig("gat", D),
+    gat=GATConfig(heads=2, epochs=3, learning_rate=0.01, dropout=0.5, beta=10),
+)
+
+
+def make_client(seed: int = 0, client: int = 2, nodes: int = N) -> Client:
+    """Draw a graph in which the last two nodes are isolated, and every second node trains."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.rand(nodes, F, generator=draw)
+    x *= torch.rand(nodes, F, generator=draw) < 0.5
+    upper = (torch.rand(nodes, nodes, generator=draw) < 0.3).triu(1)
+    upper[:, -2:] = False
+    y = torch.randint(C, (nodes,), generator=draw)
+    train = torch.arange(nodes) % 2 == 0
+    nobody = torch.zeros_like(train)
+    edges, ids = (upper | upper.T).nonzero().T, torch.arange(nodes)
+    held = client, ids, x, y, edges, None, train, ~train, nobody
+    return Client(*held, public=train, train_y=y)
+
+
+def make_targets(seed: int = 3) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(len(ROWS), D)).astype(np.float32)
+
+
+def model_of(graph: Client, classes: int = C, seed: int = 7, **changes: Any) -> PublicGAT:
+    gat = dataclasses.replace(SETTINGS.gat, **changes)
+    return PublicGAT(graph, dataclasses.replace(SETTINGS, seed=seed, gat=gat), classes)  # type: ignore[arg-type]
+
+
+def trained(graph: Client, server_round: int = 1, **changes: Any) -> np.ndarray:
+    """Embed after a round with targets."""
+    model = model_of(graph, **changes)
+    model.learn(ROWS, make_targets(), server_round)
+    return model.embed()
+
+
+def test_beta_zero_or_no_public_row_is_training_without_targets():
+    graph, none = make_client(), np.empty(0, np.int64)
+    local, alone, empty = (model_of(graph, beta=beta) for beta in (0.0, 2.0, 2.0))
+    losses = {
+        local.learn(ROWS, make_targets(), 1),
+        alone.learn(ROWS, None, 1),
+        empty.learn(none, np.empty((0, D), np.float32), 1),
+    }
+    assert len(losses) == 1
+    np.testing.assert_array_equal(local.embed(), alone.embed())
+    np.testing.assert_array_equal(empty.embed(), alone.embed())
+    assert np.abs(local.embed() - trained(graph, beta=2.0)).max() > 1e-4
+
+
+def test_same_seed_same_bits_and_others_differ():
+    graph, one = make_client(), trained(make_client())
+    torch.rand(3)  # moves PyTorch's own generator on, which must not show
+    # Neither the layout of features nor a judged label matters
+    sparse = dataclasses.replace(graph, x=graph.x.to_sparse_csr())
+    hidden = dataclasses.replace(graph, train_y=torch.where(graph.train_mask, graph.y, -1))
+    for same in (graph, sparse, hidden):
+        np.testing.assert_array_equal(trained(same), one)
+    other_client = dataclasses.replace(graph, client=3)
+    for other in (trained(graph, seed=8), trained(graph, server_round=2), trained(other_client)):
+        assert np.abs(other - one).max() > 1e-4
+
+
+def test_labels_are_needed():
+    unlabelled = dataclasses.replace(make_client(), train_y=torch.full((N,), -1))
+    with pytest.raises(ValueError, match="client 2"):
+        model_of(unlabelled)
+
+
+SETTINGS_DEEPWALK = DeepWalkConfig(walks=5, length=8, window=2)
+ROWS_DEEPWALK = np.array([0, 2])
 
 
 def cliques(size: int, alone: int = 0) -> tuple[Tensor, int]:
@@ -49,7 +127,7 @@ def config_of(settings: DeepWalkConfig, seed: int = 3) -> PPFLConfig:
 
 
 def model(
-    settings: DeepWalkConfig = SETTINGS,
+    settings: DeepWalkConfig = SETTINGS_DEEPWALK,
     client: int = 0,
     *,
     size: int = 4,
@@ -78,8 +156,8 @@ def test_without_gensim_the_run_is_refused_and_the_extra_is_named(
 def test_walks_and_draws_depend_on(what: str) -> None:
     one, other = model(), model(client=int(what == "client"), seed=3 + (what == "seed"))
     other.load_state_dict(one.state_dict())  # the same start, so that only draws differ
-    one.learn(ROWS, None, 1)
-    other.learn(ROWS, None, 2 if what == "round" else 1)
+    one.learn(ROWS_DEEPWALK, None, 1)
+    other.learn(ROWS_DEEPWALK, None, 2 if what == "round" else 1)
     assert not np.array_equal(one.embed(), other.embed())
 
 
@@ -99,15 +177,18 @@ def test_clients_start_at_different_vectors_of_word2vecs_size_and_hand_out_copie
 def test_steps_of_a_later_round_are_smaller_by_the_decay():
     """Contexts grow with the step, and vectors move by step times context: steps a quarter of the
     size, in round 3, change a sixteenth."""
-    small = replace(SETTINGS, learning_rate=1e-4, final_learning_rate=1e-4)
+    small = replace(SETTINGS_DEEPWALK, learning_rate=1e-4, final_learning_rate=1e-4)
     changes = []
     for decay in (1.0, 0.5):
         walker = model(replace(small, decay=decay))
-        walker.learn(ROWS, targets(), 3)
-        changes.append(walker.embed()[ROWS] - targets())
-        before, others = model().embed(), np.setdiff1d(np.arange(9), ROWS)  # they stay, and ROWS
+        walker.learn(ROWS_DEEPWALK, targets(), 3)
+        changes.append(walker.embed()[ROWS_DEEPWALK] - targets())
+        before, others = (
+            model().embed(),
+            np.setdiff1d(np.arange(9), ROWS_DEEPWALK),
+        )  # they stay, and ROWS
         np.testing.assert_allclose(walker.embed()[others], before[others], atol=1e-3)
-        np.testing.assert_allclose(walker.embed()[ROWS], targets(), atol=1e-3)
+        np.testing.assert_allclose(walker.embed()[ROWS_DEEPWALK], targets(), atol=1e-3)
     np.testing.assert_allclose(changes[1], changes[0] / 16, atol=np.abs(changes[0]).max() / 100)
 
 
@@ -118,13 +199,15 @@ def test_a_node_without_edges_keeps_its_vector_or_its_target():
     after = walker.embed()
     assert after[8].tolist() == [0.5] * 4 and np.array_equal(after[9], before[9])
     assert not np.array_equal(after[:8], before[:8])
-    none = DeepWalk(graph_of(torch.empty(2, 0, dtype=torch.long), 3), config_of(SETTINGS))
-    assert none.learn(ROWS, targets(), 1) == 0.0 and np.array_equal(none.embed()[ROWS], targets())
+    none = DeepWalk(graph_of(torch.empty(2, 0, dtype=torch.long), 3), config_of(SETTINGS_DEEPWALK))
+    assert none.learn(ROWS_DEEPWALK, targets(), 1) == 0.0 and np.array_equal(
+        none.embed()[ROWS_DEEPWALK], targets()
+    )
 
 
 def test_two_cliques_come_apart_and_the_loss_falls():
-    walker = model(replace(SETTINGS, walks=40, length=20), size=6, alone=0)
-    losses = [walker.learn(ROWS, None, t) for t in (1, 2, 3)]
+    walker = model(replace(SETTINGS_DEEPWALK, walks=40, length=20), size=6, alone=0)
+    losses = [walker.learn(ROWS_DEEPWALK, None, t) for t in (1, 2, 3)]
     # At contexts of zero, each of a pair's 6 terms is log 2.
     assert losses[2] < losses[1] < 6 * math.log(2)
     unit = walker.embed() / np.linalg.norm(walker.embed(), axis=1, keepdims=True)
@@ -198,3 +281,68 @@ def test_pairs_are_drawn_as_often_as_windows_that_shrink_see_them():
     both = {pair[::turn]: share for pair, share in expected.items() for turn in (1, -1)}
     assert set(seen) == set(both)
     assert chisquare([seen[pair] for pair in both], [1000 * s for s in both.values()]).pvalue > 0.01
+
+
+EACH = one_fast(CLASSIFIERS, "svc")  # the MLP takes seconds
+Embeddings = tuple[NDArray[np.float32], NDArray[np.int64]]
+
+
+def _groups(distance: float, n: int = 60, seed: int = 0) -> Embeddings:
+    """Make three groups of nodes at this distance from each other, in eight dimensions."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(n) % 3
+    z = rng.normal(size=(n, 8))
+    z[np.arange(n), y] += distance
+    return z.astype(np.float32), y
+
+
+@pytest.mark.parametrize("classifier", CLASSIFIERS)
+def test_groups_far_apart_are_told_and_groups_in_one_place_are_not(classifier: str) -> None:
+    assert judge_embeddings(*_groups(20.0), 5, 0, classifier) == 1.0
+    assert judge_embeddings(*_groups(0.0, 300), 5, 0, classifier) == pytest.approx(1 / 3, abs=0.1)
+
+
+def test_the_figure_is_the_share_of_right_guesses_in_folds_of_equal_size() -> None:
+    """Two nodes of twenty bear the other group's label: no classifier can tell them."""
+    z = np.repeat([[-1.0], [1.0]], 10, axis=0)
+    y = np.repeat([0, 1], 10)
+    y[0], y[-1] = 1, 0
+    assert judge_embeddings(z, y, 5, 0) == pytest.approx(18 / 20)
+
+
+@pytest.mark.parametrize("classifier", EACH)
+def test_seed_alone_says_what_is_drawn_and_columns_are_standardised(classifier: str) -> None:
+    z, y = _groups(1.0, 90)
+    first = [judge_embeddings(z, y, 5, seed, classifier) for seed in range(4)]
+    np.random.seed(7)  # others' use of NumPy's own generator
+    assert [judge_embeddings(z, y, 5, seed, classifier) for seed in range(4)] == first
+    assert len(set(first)) > 1
+    moved = z.astype(np.float64) * (10.0 ** np.arange(-4, 4)) + np.arange(8)
+    assert judge_embeddings(moved, y, 5, 3, classifier) == pytest.approx(first[3], abs=0.02)
+
+
+def test_nodes_without_a_label_are_left_out() -> None:
+    z, y = _groups(1.0)
+    more = np.concatenate([z, np.full((5, 8), np.nan, np.float32)])
+    labels = np.concatenate([y, np.full(5, -1)])
+    assert judge_embeddings(more, labels, 5, 0) == judge_embeddings(z, y, 5, 0)
+
+
+def _check(role: str, y: list[int], folds: int, client: int = 0) -> None:
+    """Check a client whose nodes all have this role."""
+    everyone = torch.ones(len(y), dtype=torch.bool)
+    masks = {"val_mask": ~everyone, "test_mask": ~everyone} | {f"{role}_mask": everyone}
+    graph: Any = SimpleNamespace(client=client, y=torch.tensor(y), **masks)
+    check_labels([graph], folds)
+
+
+def test_a_class_with_fewer_nodes_than_folds_is_an_error_that_names_it() -> None:
+    y = [0] * 6 + [4] * 4 + [-1] * 3
+    _check("test", y, 4)
+    with pytest.raises(DataError, match=r"client 2.*class 4: 4 .*judge\.folds=5"):
+        _check("test", y, 5, client=2)
+    with pytest.raises(ValueError, match=r"class 4.*4"):
+        judge_embeddings(np.zeros((13, 2)), np.array(y), 5, 0)
+    for y in ([1] * 9, [-1, -1], [1] * 9 + [-1] * 9):
+        with pytest.raises(DataError, match="client 0"):
+            _check("val", y, 5)
