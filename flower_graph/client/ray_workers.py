@@ -103,11 +103,11 @@ class RayWorker:
         return reply, context.state
 
 
+@dataclass
 class RayHome:
     """Clients that live in one of so many workers of a run."""
 
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
+    workers: int
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Have the SuperNode's worker answer. If the worker dies, the clients' state is lost.
@@ -117,7 +117,7 @@ class RayHome:
         Exception
             The ClientApp's own, taken from the error that has its traceback.
         """
-        number = int(str(context.node_config[PARTITION])) % self._workers
+        number = int(str(context.node_config[PARTITION])) % self.workers
         worker = _worker(context.run_id, number)
         try:
             answer: tuple[Message, RecordDict] = ray.get(worker.answer.remote(message, context))

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Never
@@ -117,13 +118,13 @@ def _idle(node_config: Mapping[str, UserConfigValue]) -> float | None:
     return float(idle) if resident else None
 
 
+@dataclass
 class WorkerHome:
     """Clients that live in a worker. The first message starts it."""
 
-    # owner: the process of the SuperNode that starts a process for each message; idle: seconds
-    # without a message after which the worker ends
-    def __init__(self, reference: str, owner: int, idle: float) -> None:
-        self._reference, self._owner, self._idle = reference, owner, idle
+    reference: str  # the ClientApp that answers
+    owner: int  # the process of the SuperNode that starts a process for each message
+    idle: float  # seconds without a message after which the worker ends
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Have the worker answer a message.
@@ -146,7 +147,7 @@ class WorkerHome:
 
     def _called(self, context: Context) -> Connection:
         base, run = default_folder(), f"run-{context.run_id}"
-        path = base / run / f"resident-{context.node_id}-{self._owner}"
+        path = base / run / f"resident-{context.node_id}-{self.owner}"
         own_folder(base, base)
         with locked(base) as handle:
             assert handle is not None
@@ -166,11 +167,9 @@ class WorkerHome:
             listener.listen(BACKLOG)
             given = {
                 "path": sys.path,
-                "reference": self._reference,
                 "path_of_socket": str(path),
                 "listener": listener.fileno(),
-                "owner": self._owner,
-                "idle": self._idle,
+                **vars(self),
             }
             subprocess.Popen(
                 [sys.executable, "-c", BOOT, json.dumps(given)],

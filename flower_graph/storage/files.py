@@ -391,22 +391,19 @@ def folder_lock(folder: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.seek(0)
-                words = f"output folder {folder}: another run writes there"
-                raise OutputError(f"{words} ({file.read().strip() or 'just begun'})") from None
+                words = f"another run writes there ({file.read().strip() or 'just begun'})"
+                raise OutputError(f"output folder {folder}: {words}") from None
             except OSError as error:  # some network file systems have no locks
-                LOG.warning(
-                    "%s cannot be locked (%s): see that no other run uses it", folder, error
-                )
-            if not is_there(path, file.fileno()):
-                continue  # the last run has removed the file, so it locks nothing
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
-            try:
-                yield
-            finally:
-                remove(path)
-            return
+                LOG.warning("%s cannot be locked: let no other run use it (%s)", folder, error)
+            if is_there(path, file.fileno()):  # else the last run has just removed it
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+                file.flush()
+                try:
+                    yield
+                finally:
+                    remove(path)
+                return
 
 
 # Where clients keep their state ------------------------------------------------------------------

@@ -156,20 +156,15 @@ def test_drop_removes_everything(run_id: int, place: Path):
     assert cohort_of(contexts[0]).version == 0
     cohort_of(contexts[1]).drop()
     assert not place.exists()
+    start(contexts[0], some(LARGE))
+    forget_run(run_id)
+    assert not place.exists()
     context = context_of(run_id, IN_PROCESS)
     start(context, some(16))
     for _ in range(2):  # a second time does no harm
+        forget_run(run_id)
         cohort_of(context).drop()
         assert not context.state
-
-
-def test_forget_run_removes_all_its_clients(run_id: int, place: Path):
-    contexts = [context_of(run_id, place, node) for node in (1, 2)]
-    for context in contexts:
-        start(context, some(LARGE))
-    for _ in range(2):  # then nothing is there
-        forget_run(run_id)
-    assert not place.exists()
 
 
 @pytest.mark.parametrize("own", [True, False])

@@ -90,18 +90,6 @@ def test_another_process_may_be_asked(
 
 
 @pytest.mark.parametrize("name", ONE_FAST)
-def test_a_resumed_run_that_ends_sooner_keeps_what_was_the_best_by_then(
-    name: str, tmp_path: Path
-) -> None:
-    setup, out = METHODS[name], tmp_path / "out"
-    every = ("keep=best", "checkpoint_every=2")
-    setup.run(out, *every, f"rounds={ROUNDS}", stop_at=ROUNDS - 1)
-    again = setup.run(out, *every, f"rounds={ROUNDS - 1}", resume=True)
-    assert rounds_kept(again) == {again.result["best-round"]}
-    assert_same(again, setup.run(tmp_path / "whole", "keep=best", f"rounds={ROUNDS - 1}"))
-
-
-@pytest.mark.parametrize("name", ONE_FAST)
 def test_patience_ends_every_method_and_lasts_over_a_resumed_run(name: str, tmp_path: Path) -> None:
     setup = METHODS[name]
     if hasattr(setup.load(), "judge"):  # else some rounds are measured only if they may be the last
