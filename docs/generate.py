@@ -26,7 +26,7 @@ from flower_graph.config.rules import Rule
 from flower_graph.config.schema import Setting, settings_of
 from flower_graph.lazy import declared
 from flower_graph.method.registry import DEFAULT, known_apps, schema_of
-from flower_graph.wire.codec import Field, Numbers, Part, Ragged, Word, fields_of
+from flower_graph.wire.codec import Field, Numbers, Part, Word, fields_of
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 PROMISES = Path(__file__).resolve().parents[1] / "tests" / "hostile" / "promises.json"
@@ -222,7 +222,7 @@ def _type(field: Field) -> str:
         return f"list of {'int' if field.whole else 'float'}"
     kind = getattr(field, "dtype", field.type)
     shape = getattr(field, "shape", "")
-    sizes = shape if isinstance(field, Ragged) else ", ".join(shape.split())
+    sizes = shape if type(field).__name__ == "Ragged" else ", ".join(shape.split())
     return f"{kind} `[{sizes}]`" if shape else kind
 
 

@@ -9,10 +9,9 @@ first, and a comment above each group what to do if a later version moves it.
 # ruff: noqa: E501, F401, I001  one name a line with its version, in groups
 
 import logging
-import re
 import sys
 import time
-from functools import cache, partialmethod
+from functools import partialmethod
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +82,6 @@ OLDEST, NEWEST = "1.39", "1.42"  # of those that `make test-versions` runs tests
 def __getattr__(name: str) -> Any:
     if name not in declared(__name__):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warn_if_newer()
     module, there = declared(__name__)[name]
     for other in (module, *MOVED.get(name, ())):
         try:
@@ -95,16 +93,6 @@ def __getattr__(name: str) -> Any:
         f"{_installed()} ({first}); tested are flwr {OLDEST} to {NEWEST}: "
         f"pip install 'flwr[simulation]=={NEWEST}.*'"
     ) from first
-
-
-@cache
-def warn_if_newer() -> None:
-    """Warn, once a process, if Flower is newer than the versions that were tested."""
-    if _release(_installed()) > _release(NEWEST):
-        LOG.warning(
-            "flwr %s is newer than the newest that flower-graph %s is tested with, %s",
-            *(_installed(), __version__, NEWEST),
-        )
 
 
 def identify(run_id: int) -> None:
@@ -269,7 +257,3 @@ def _installed() -> str:
     import flwr
 
     return str(flwr.__version__)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])  # none of "unknown"

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar, cast
 
-__all__ = ["handed_over", "noted", "take_over"]
-
 T = TypeVar("T")
 _TAKEN: dict[str, object] = {}
 _NOTES: list[dict[str, object]] = []  # of the blocks that note what is made

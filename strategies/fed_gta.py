@@ -42,8 +42,7 @@ from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod
 from flower_graph.ops.graph import Adjacency, gcn_adjacency, propagate
 from flower_graph.ops.peers import cosine_similarities, mixtures
-from flower_graph.server.averaging import Combined
-from flower_graph.wire.averaging import ClientReply
+from flower_graph.server.averaging import ClientReply, Combined
 
 APP = "fedgta"
 MIXED, CONFIDENCE = "moments", "confidence"  # sent besides the weights

@@ -43,8 +43,7 @@ from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod
 from flower_graph.ops.peers import cosine_similarities, mixtures
 from flower_graph.rng import generator
-from flower_graph.server.averaging import Combined
-from flower_graph.wire.averaging import ClientReply
+from flower_graph.server.averaging import ClientReply, Combined
 
 APP = "fedpub"
 EMBEDDING = "embedding"  # sent besides the weights

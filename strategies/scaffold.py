@@ -23,8 +23,7 @@ from flower_graph.config.schema import section
 from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import GraphOnDevice, Learner
 from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod
-from flower_graph.server.averaging import Combined
-from flower_graph.wire.averaging import ClientReply
+from flower_graph.server.averaging import ClientReply, Combined
 
 APP = "flower_graph.strategies.scaffold"
 

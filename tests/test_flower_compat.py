@@ -1,7 +1,6 @@
 """What is not Flower's public interface goes through one module, which says what is missing."""
 
 import ast
-import logging
 import re
 import tomllib
 from importlib import import_module
@@ -91,7 +90,6 @@ def test_what_is_gone_is_named_with_both_versions(monkeypatch: pytest.MonkeyPatc
     gone = {"Run": ("flwr.no_such", "Run"), "SType": ("flwr.common.constant", "NoSuchName")}
     monkeypatch.setattr(flower_compat, "declared", lambda _: gone)
     monkeypatch.setattr(flower_compat, "_installed", lambda: "1.99.1")
-    flower_compat.warn_if_newer.cache_clear()
     for name, place in (("Run", "flwr.no_such.Run"), ("SType", "flwr.common.constant.NoSuchName")):
         with pytest.raises(FlowerVersionError, match=f"{place}.*1.99"):
             getattr(flower_compat, name)
@@ -99,24 +97,6 @@ def test_what_is_gone_is_named_with_both_versions(monkeypatch: pytest.MonkeyPatc
             exec(f"from flower_graph.flower_compat import {name}")
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = flower_compat.nothing
-
-
-@pytest.mark.parametrize(
-    ("version", "lines"),
-    [("1.39.0", 0), ("1.42.7", 0), ("1.43.0.dev1", 1), ("2.0.0", 1), ("unknown", 0)],
-)
-def test_a_newer_flower_is_said_once(
-    version: str, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(flower_compat, "_installed", lambda: version)
-    flower_compat.warn_if_newer.cache_clear()
-    with caplog.at_level(logging.WARNING):
-        for name in ("SUPERLINK_NODE_ID", "ErrorCode"):
-            getattr(flower_compat, name)
-    flower_compat.warn_if_newer.cache_clear()
-    said = [one.message for one in caplog.records if one.name == flower_compat.__name__]
-    assert len(said) == lines
-    assert all(f"flwr {version} is newer than the newest" in one for one in said)
 
 
 def test_the_versions_that_are_tried_are_those_that_are_said() -> None:

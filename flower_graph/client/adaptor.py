@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,8 @@ from flower_graph.storage.files import (
     state_key,
 )
 from flower_graph.wire import keys
-from flower_graph.wire.arrays import decode_array, encode_array, own_records
+from flower_graph.wire.arrays import Answer, Parameters, decode_array, encode_array, own_records
+from flower_graph.wire.averaging import RowsBeside
 from flower_graph.wire.client_errors import boundary, lost_reply
 
 if TYPE_CHECKING:
@@ -275,6 +277,36 @@ def plain_value(key: str, value: object) -> Any:
         kind = type(value).__name__
         raise TypeError(f"{key!r}: {kind}; must be a number, str, bytes, bool or a list of such")
     return value
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The result of ``fit_each`` for several clients, each with an answer of its own.
+
+    Attributes
+    ----------
+    answers : dict of int to tuple
+        A client's result of ``fit``, by its number: arrays, their weight, and further numbers,
+        under the same names for all.
+    left_out : dict of int to str
+        Clients without an answer, and why.
+    """
+
+    answers: Mapping[int, Answer]
+    left_out: Mapping[int, str] = field(default_factory=dict)
+
+    def joined(self) -> tuple[Parameters, list[int], dict[str, Any]]:
+        """Return all as one answer: rows of arrays, weights, and lists of numbers."""
+        numbers = sorted(self.answers)
+        arrays, weights, entries = zip(*(self.answers[one] for one in numbers), strict=True)
+        metrics = {key: [own[key] for own in entries] for key in entries[0]}
+        names = metrics.pop(keys.ARRAY_NAMES, [None])[0]
+        for key, values in metrics.items():
+            lists = (one if isinstance(one, list | tuple) else [one] for one in values)
+            metrics[key] = [number for one in lists for number in one]
+        beside = RowsBeside(np.array(numbers, np.int64), dict(self.left_out)).to_config()
+        rows = [np.stack(one) for one in zip(*arrays, strict=True)]
+        return rows, list(weights), metrics | beside | ({keys.ARRAY_NAMES: names} if names else {})
 
 
 def servers_time(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

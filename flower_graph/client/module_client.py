@@ -15,6 +15,7 @@ from flwr.app import Context
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from flower_graph.client.adaptor import Rows
 from flower_graph.client.learner import (
     NODES,
     NodeTask,
@@ -48,7 +49,7 @@ from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import SavedModels, Snapshot
 from flower_graph.rng import derive_seed, seeded
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
-from flower_graph.wire.averaging import Asked, Enrolment, Measured, RoundRequest, Rows, Trained
+from flower_graph.wire.averaging import Asked, Enrolment, Measured, RoundRequest, Trained
 from flower_graph.wire.codec import Resume
 from flower_graph.wire.keys import ARRAY_NAMES, CHECKPOINT, EXTRAS
 

@@ -10,18 +10,19 @@ All clients measure a round's model and save their state. Then the server report
 completes the checkpoint if all clients have saved.
 """
 
+import copy
 import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from numpy.typing import NDArray
@@ -36,20 +37,10 @@ from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Membership, Session, unsaved
 from flower_graph.storage.reading import StateDict
 from flower_graph.wire import keys
-from flower_graph.wire.arrays import encode_array, own_records, read_array
-from flower_graph.wire.averaging import (
-    LEFT_OUT,
-    Asked,
-    ClientReply,
-    clients_of,
-    count_payload,
-    grid_of,
-    read_reply,
-    split_rows,
-    stacked,
-)
+from flower_graph.wire.arrays import decode_array, encode_array, own_records, read_array, record_of
+from flower_graph.wire.averaging import LEFT_OUT, MAX_CLIENTS, Asked, RowsBeside
 from flower_graph.wire.client_errors import no_content
-from flower_graph.wire.codec import read_entry, read_not_saved
+from flower_graph.wire.codec import NOT_WRITTEN, read_entry
 from flower_graph.wire.counts import added, counts_size, read_counts
 from flower_graph.wire.exchange import (
     Rejected,
@@ -58,7 +49,7 @@ from flower_graph.wire.exchange import (
     require_content,
     unreadable,
 )
-from flower_graph.wire.ledger import reply_bytes
+from flower_graph.wire.ledger import ByteLedger, reply_bytes
 
 LOG = logging.getLogger(__name__)
 # Flower's, of which the next model depends on nothing but the clients' weighted mean
@@ -87,6 +78,51 @@ class Wanted(NamedTuple):
     extras: Mapping[str, tuple[int, ...]] = MappingProxyType({})  # shapes of further arrays
     counted: tuple[int, str] = (0, "")  # number of classes, and the kind of counts
     rows: bool = False  # of each client that was asked, where a SuperNode has several
+
+
+@dataclass(frozen=True)
+class ClientReply:
+    """A client's answer to ``train`` that passed the checks, or a mean where that is enough.
+
+    Attributes
+    ----------
+    clients : tuple of int
+        Its client numbers, ascending; empty if its SuperNode does not say. More than one only if
+        the strategy needs no more than the weighted sum.
+    message : Message
+        Flower's message, as Flower's own averaging takes it: of this answer alone.
+    extras : dict
+        The arrays of ``ReportedFedAvg.extras``: name to array.
+    """
+
+    clients: tuple[int, ...]
+    message: Message
+    extras: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+
+    @property
+    def client(self) -> int:
+        """The number of the reply's only client; ``ValueError`` if it has several."""
+        if len(self.clients) != 1:
+            raise ValueError(f"the reply is of clients {list(self.clients)!s:.60}, not of one")
+        return self.clients[0]
+
+    @property
+    def num_examples(self) -> int | float:
+        (record,) = self.message.content.metric_records.values()
+        weight = record[keys.NUM_EXAMPLES]
+        assert isinstance(weight, (int, float))
+        return weight
+
+    @cached_property
+    def metrics(self) -> dict[str, object]:
+        """Numbers, and lists of numbers, that the client measured, by name."""
+        (record,) = self.message.content.metric_records.values()
+        return {name: value for name, value in record.items() if name != keys.NUM_EXAMPLES}
+
+    @cached_property
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """The client's model: name to array, in the model's order; the caller may change it."""
+        return _decoded(self.message.content.array_records[keys.ARRAYS])
 
 
 class ReportedFedAvg(RoundLoop, flower.FedAvg):
@@ -320,7 +356,9 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         came = self._came(replies)
-        said = {n: no_content(one) or read_not_saved(one.content) for n, one in came.items()}
+        said = {
+            n: no_content(one) or read_entry(NOT_WRITTEN, one.content) for n, one in came.items()
+        }
         self._unsaved = unsaved(self._sent, said)
         usable = [reply.message for reply in self._checked(came, None)[0]]
         measured = super().aggregate_evaluate(server_round, usable) if usable else None
@@ -654,3 +692,126 @@ def too_few(how: RobustSection, answers: int) -> str:
     if how.robust == common.MEDIAN and answers < 3:
         return f"the median of {answers} clients is their mean"
     return ""
+
+
+# A client's answer ------------------------------------------------------------------------------
+
+
+def read_reply(message: Message, clients: Sequence[int]) -> ClientReply:
+    """Read a usable message; move the arrays beside the model out of it."""
+    more = message.content.array_records.get(keys.EXTRAS)
+    if more is not None:  # Flower's averaging takes one record of arrays
+        del message.content[keys.EXTRAS]
+    return ClientReply(tuple(clients), message, _decoded(more or ArrayRecord()))
+
+
+def _decoded(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
+    return {name: decode_array(name, array, copy=True) for name, array in record.items()}
+
+
+def clients_of(reply: Message) -> int:
+    """Return how many clients a reply claims to speak for; 1 if it has no usable number."""
+    for record in reply.content.metric_records.values():
+        clients = record.get(keys.CLIENTS)
+        if isinstance(clients, int) and 0 < clients <= MAX_CLIENTS:
+            return clients
+    return 1
+
+
+def split_rows(reply: Message, asked: Sequence[int]) -> dict[int, Message]:
+    """Return each client's answer as the message that it would have sent alone."""
+    numbers: list[int] = RowsBeside.read(reply.content).rows.tolist()
+    if strangers := sorted(set(numbers) - set(asked)):
+        raise MalformedReplyError(f"{keys.ROWS}: clients {brief(strangers, 60)} were not asked")
+    count, result = len(numbers), {client: copy.copy(reply) for client in numbers}
+    for part in result.values():
+        part.content = RecordDict({keys.METRICS: MetricRecord()})
+
+    def deal(name: str, key: str, rows: Sequence[Any]) -> None:
+        for part, row in zip(result.values(), rows, strict=True):
+            part.content[name][key] = row
+
+    for name, record in reply.content.items():
+        if isinstance(record, ArrayRecord):
+            for part in result.values():
+                part.content[name] = ArrayRecord()
+            for key, array in record.items():
+                rows = decode_array(f"{name}/{key}", array)
+                if rows.shape[:1] != (count,):
+                    shape = f"{name}/{key} has shape {rows.shape}"
+                    raise MalformedReplyError(f"{shape}, expected {count} rows")
+                deal(name, key, [encode_array(key, np.asarray(row)) for row in rows])
+    for key, value in (
+        record_of(reply.content, keys.METRICS, MetricRecord) or MetricRecord()
+    ).items():
+        values = value if isinstance(value, list) else [value]
+        size, rest = divmod(len(values), count)
+        if rest or not size:
+            raise MalformedReplyError(f"{key}: {len(values)} numbers for {count} clients")
+        parts = [values[at : at + size] for at in range(0, len(values), size)]
+        deal(keys.METRICS, key, [part[0] if size == 1 else part for part in parts])
+    return result
+
+
+def stacked(models: Sequence[ArrayRecord]) -> ArrayRecord:
+    """Concatenate models, a row each."""
+    # A model that many rows have is read once: a SuperNode that claims thousands of clients, which
+    # all start from the common model, would else cost the server minutes.
+    distinct, record = {id(model): model for model in models}, ArrayRecord()
+    place = {key: row for row, key in enumerate(distinct)}
+    rows = np.array([place[id(model)] for model in models])
+    for name in models[0]:
+        each = np.stack([decode_array(name, one[name]) for one in distinct.values()])
+        record[name] = encode_array(name, each[rows])
+    return record
+
+
+def grid_of(nodes: list[int]) -> Grid:
+    """Return a grid of these SuperNodes only, for Flower to choose from."""
+    return cast("Grid", SimpleNamespace(get_node_ids=lambda: nodes))
+
+
+def count_payload(
+    ledger: ByteLedger,
+    sent: Iterable[Message],
+    replies: Mapping[int, Message],
+    asked: Mapping[int, Sequence[int]],
+) -> None:
+    """Count every client's arrays both ways, also if clients share a SuperNode."""
+    answers = {node: one for node, one in replies.items() if one.has_content()}
+    for message in sent:
+        node, entries = message.metadata.dst_node_id, message.content.config_records.values()
+        answer = answers.get(node)
+        # A SuperNode that does not say which clients it hosts counts as one client.
+        clients = len(asked.get(node, ())) or (1 if answer is None else clients_of(answer))
+        for way, one, key in (("down", message, keys.OWN_ARRAYS), ("up", answer, keys.ROW_EACH)):
+            rows = clients if any(record.get(key) for record in entries) else 1
+            for name, record in one.content.array_records.items() if one is not None else ():
+                kind = keys.EXTRAS if name == keys.EXTRAS else "weights"
+                for entry, array in record.items():
+                    # NumPy's header, by the length that it states: it may not be checked yet
+                    size = len(array.data)
+                    head = min(10 + int.from_bytes(array.data[8:10], "little"), size)
+                    ledger.count(way, kind, clients * (len(entry) + head + (size - head) // rows))
+
+
+def client_means(replies: list[RecordDict], weighted_by: str) -> MetricRecord:
+    """Average the clients' measurements, for ``evaluate_metrics_aggr_fn`` of Flower's strategies.
+
+    Flower's own mean of ``test`` also counts clients without test nodes, as 0. This mean is over
+    the clients that have some; NaN if there are none. ``weighted_by`` is the weight's key in the
+    replies; the result has no shares ``has-<name>``.
+    """
+    # Any: Flower's records hold numbers and lists of them
+    records: list[Any] = [next(iter(reply.metric_records.values())) for reply in replies]
+    weights = [one[weighted_by] for one in records]
+    means = {
+        name: np.average([one[name] for one in records], 0, weights)
+        for name in records[0]
+        if name != weighted_by
+    }
+    result = MetricRecord()
+    for name in (name for name in means if not name.startswith("has-")):
+        with np.errstate(invalid="ignore"):
+            result[name] = (means[name] / means.get(f"has-{name}", 1.0)).tolist()
+    return result

@@ -46,7 +46,7 @@ from flower_graph.storage.reading import StateDict
 from flower_graph.wire.arrays import each_once, record_of
 from flower_graph.wire.averaging import Enrolment
 from flower_graph.wire.client_errors import Kind
-from flower_graph.wire.codec import Resume, read_not_saved
+from flower_graph.wire.codec import NOT_WRITTEN, Resume, read_entry
 from flower_graph.wire.exchange import Exchange, Rejected, Replies, few, reasons_of
 from flower_graph.wire.keys import CONFIG, FORMAT, MESSAGE_FORMAT, VERSION
 from flower_graph.wire.ledger import ENROLMENT, ByteLedger, reply_bytes
@@ -477,7 +477,7 @@ class Session:
         return self.send(
             dict.fromkeys([node for node in self.present() if node not in but], content),
             server_round,
-            lambda _, reply: read_not_saved(reply),
+            lambda _, reply: read_entry(NOT_WRITTEN, reply),
             message_type=message_type,
             max_reply_bytes=reply_bytes(),
         )

@@ -1,9 +1,8 @@
 """Errors that clients answer with: written at the client, read at the server.
 
 In a deployment only an error's kind, and words that are meant for others, leave a client's machine;
-its traceback stays in the SuperNode's log. Where clients run on the server's machine, in one
-process or on Ray, the server has tracebacks. If all clients fail alike, the run stops and says how
-(`Failures`).
+its traceback stays in the SuperNode's log. In one process or on Ray the server has tracebacks. If
+all clients fail alike, the run stops and says how (`Failures`).
 """
 
 from __future__ import annotations
@@ -35,16 +34,14 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid
 
-# Their texts quote the request and nothing else.
-TELLABLE = (RefusedError, MalformedReplyError)
+TELLABLE = (RefusedError, MalformedReplyError)  # they quote the request and nothing else
 AT_HOME = "what it says stays in the SuperNode's log"
 # The kind of an error whose text stays on another machine
 NOT_OURS = re.compile(rf"\b(\w{{1,99}}): {AT_HOME}")
 STATE_LOST = 1001  # an error reply's code; those that Flower gives are small
-# Flower's error of a ClientApp without a function for a type of message. Nothing else tells it from
-# one whose function failed.
+# Flower's error of a ClientApp without a function for a type of message
 NO_FUNCTION = re.compile(r"No \w+ function registered")
-# Of a traceback: the place of each call, and the kind of its error
+# Of a traceback: each call, and the kind of its error
 PLACE = re.compile(r'^\s*File "(.+)", line (\d+), in', re.MULTILINE)
 KIND = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)
 # Python writes the first error of a chain first; what Ray adds comes behind
@@ -54,7 +51,7 @@ CHAINED = "\nThe above exception was the direct cause"
 class Kind(Enum):
     """The kinds of error replies that the server tells apart, by words of Flower's."""
 
-    STATE_LOST = "by its code: what the client kept between rounds is gone"
+    STATE_LOST = "what the client kept between rounds is gone"  # known by its code
     NO_QUERY = "No query function registered"
     OTHER = "anything else"
 
@@ -129,15 +126,14 @@ class Failures:
     found: dict[int, tuple[tuple[str, ...], str]] = field(default_factory=dict)
 
     def note(self, node_id: int, reply: Message) -> None:
-        # A plain ClientApp cannot answer a query, but trains.
+        # A plain ClientApp cannot answer a query, but trains
         if reply.metadata.message_type.startswith("query"):
             return
         self.found.pop(node_id, None)
         if reply.has_error():
             said = self._said(reply, node_id)
             fault = None if NO_FUNCTION.search(said) else fault_of(said)
-            # Our own errors are raised on purpose, so they are no bug.
-            if fault and not hasattr(errors, fault[-1].rpartition(".")[2]):
+            if fault and not hasattr(errors, fault[-1].rpartition(".")[2]):  # ours are no bugs
                 self.found[node_id] = fault, said
 
     def check(self, asked: Iterable[int]) -> None:
@@ -163,10 +159,7 @@ class Failures:
 
 
 def fault_of(said: str) -> tuple[str, ...] | None:
-    """Return an error's place and kind, without its words, whose values may differ.
-
-    Of an error in another machine's log only the kind is known.
-    """
+    """Return an error's place, if it is known, and kind, without its words."""
     if at_home := NOT_OURS.search(said):
         return at_home.groups()
     places = [*PLACE.finditer(said)]

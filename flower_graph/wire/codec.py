@@ -11,27 +11,16 @@ letter sets its size, and all others must have the same. The comment describes t
 ``MalformedReplyError``, which names its key.
 
 ``to_record`` and ``from_numpy`` carry a request from the server to a ``NumPyClient``, ``to_numpy``
-(or ``to_config``, for the result of ``get_properties``) and ``read`` carry its answer back;
-``to_config`` and ``from_config`` are for entries that travel with other messages'. A message checks
-its own consistency in ``check``.
+and ``read`` carry its answer back; ``to_config`` and ``from_config`` are for entries that travel
+with other messages', and for the result of ``get_properties``.
 """
 
 import math
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Generic,
-    Self,
-    TypeVar,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, dataclass_transform
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -276,18 +265,6 @@ class Block(Field[NDArray[Any]]):
         return np.frombuffer(value, np.uint8)
 
 
-class Flags(Block):
-    """Yes or no for each of a shape."""
-
-    type = "bytes (bool)"
-
-    def unpack(self, value: object) -> NDArray[Any]:
-        flags = super().unpack(value)
-        if (flags > 1).any():
-            raise self.refuse("bytes 0 and 1", flags.max())
-        return flags > 0
-
-
 class Exact(Block):
     """Whole numbers; the requested ones, if the reader knows them."""
 
@@ -317,44 +294,6 @@ class Clients(Exact):
         if not (clients.size or self.may_be_none) or not each_once(clients):
             raise self.refuse("clients, none twice", value)
         return clients
-
-
-class Sizes(Exact):
-    """How many of the ``n`` rows of another field each client has."""
-
-    turn = 2
-
-    def decode(self, value: object, name: str, reading: Reading) -> IntArray:
-        sizes, rows = super().decode(value, name, reading), reading.sizes["n"]
-        if (sizes < 0).any() or (sizes > rows).any() or sizes.sum() != rows:
-            raise self.refuse(f"sizes of {rows} rows in all", sizes[:60].tolist())
-        return sizes
-
-
-@dataclass(frozen=True)
-class Ragged(Field[Sequence[IntArray]]):
-    """Whole numbers of several clients, concatenated; split by how many each client has."""
-
-    empty = b""
-    type = "bytes (int64)"
-    # The entry that has these counts; without one the reader knows them as ``sizes``
-    pointer: Numbers | None = None
-
-    def write(self, value: Sequence[IntArray], to: Writing) -> None:
-        if self.pointer is not None:
-            self.pointer.write([int(part.size) for part in value], to)
-        super().write(value, to)
-
-    def encode(self, value: Sequence[IntArray]) -> bytes:
-        return pack_integers(np.concatenate(value))
-
-    def decode(self, value: object, name: str, reading: Reading) -> Sequence[IntArray]:
-        at = self.pointer
-        sizes = reading.known["sizes"] if at is None else at.read(name, reading)
-        numbers = unpack_integers(value, self.key)
-        if numbers.size != sum(sizes) or min(sizes, default=0) < 0:
-            raise self.refuse(f"parts of {brief(sizes)}", f"{numbers.size} numbers")
-        return split_rows(numbers, sizes)
 
 
 def split_rows(values: NDArray[N], sizes: Sequence[int] | IntArray) -> list[NDArray[N]]:
@@ -429,9 +368,9 @@ def fields_of(cls: Any) -> Mapping[str, Field[Any]]:
     required = set(getattr(cls, "_fields", ())) - getattr(cls, "_field_defaults", {}).keys()
     if is_dataclass(cls):  # otherwise a NamedTuple
         required = {f.name for f in fields(cls) if f.default is f.default_factory is MISSING}
-    for name, hint in get_type_hints(cls, include_extras=True).items():
-        if get_origin(hint) is Annotated:
-            one = next(field for field in get_args(hint) if isinstance(field, Field))
+    for name, hint in typing.get_type_hints(cls, include_extras=True).items():
+        declared = getattr(hint, "__metadata__", ())  # of what is Annotated
+        for one in (one for one in declared if isinstance(one, Field)):
             key = f"*{name.replace('_', '-')}" if one.key == "*" else one.key
             key = prefix + key[1:] if key.startswith("*") else key
             if not isinstance(one, Part):
@@ -473,10 +412,7 @@ class Message:
         prefix: str = "",
         **options: bool,
     ) -> None:
-        """Register which Flower messages carry it: their types, with blanks between.
-
-        ``prefix`` begins the keys that fields do not name; ``options`` are those of a dataclass.
-        """
+        """Register the types, with blanks between, of the Flower messages that carry it."""
         super().__init_subclass__()
         dataclass(**options)(cls)
         cls.prefix = prefix or cls.prefix
@@ -536,14 +472,12 @@ class Message:
 # Resuming: the run and the checkpoint that a client is told, and its reply about its own state ----
 
 GROUP = "checkpoints"  # of the page
-# Fields of requests and replies. A client that does not say how many messages it has behind it
-# cannot be told from one that has lost its state
 Saves = Annotated[bool, Flag(keys.CHECKPOINT, "whether to save after this message", group=GROUP)]
 Token = Annotated[str, Word(keys.RUN_TOKEN, "of the run that the checkpoint is of", group=GROUP)]
 HANDLED = Whole(keys.HANDLED, "messages of the run so far", least=0, group=GROUP)
 Handled = Annotated[int | None, HANDLED]
-NOT_SAVED_FIELD = Said(keys.NOT_SAVED, "why the checkpoint was not written", group=GROUP)
-NotSaved = Annotated[str, NOT_SAVED_FIELD]
+NOT_WRITTEN = Said(keys.NOT_SAVED, "why the checkpoint was not written", group=GROUP)
+NotSaved = Annotated[str, NOT_WRITTEN]
 
 
 class Resume(Message, down="query", frozen=True):
@@ -556,13 +490,7 @@ class Resume(Message, down="query", frozen=True):
     attempt: Annotated[str, Word("resume-attempt")] = ""  # loads once an attempt and round
 
 
-# Any: what the field is read as
 def read_entry(kind: Field[T], content: RecordDict) -> T:
     """Read one entry of a reply, whatever else it says."""
     result: T = kind.read("", Reading(entries_of(content)))
     return result
-
-
-def read_not_saved(content: RecordDict) -> str:
-    """Read why a client could not write the requested checkpoint; empty if it could."""
-    return read_entry(NOT_SAVED_FIELD, content)

@@ -1,13 +1,9 @@
 """One exchange with the clients: send, wait with a deadline, check every reply, count bytes.
 
-``Grid.send_and_receive`` polls every 3 s in a deployment, checks nothing and counts nothing.
-``Exchange`` works on any Flower grid through ``push_messages`` and ``pull_messages`` only, waits in
-short growing steps, and leaves out and reports every bad reply instead of stopping the run.
-
-A reply is used if it answers an open message of this exchange, comes from the node that was asked,
-is not too large, carries the right round, and the caller's ``read`` accepts it: no message of a
-client may raise an error, count twice or speak for another node. Ids of unanswered messages are
-kept for a while, so that a late reply is recognised, drained from the grid and refused.
+``Grid.send_and_receive`` polls every 3 s in a deployment, checks nothing and counts nothing. An
+``Exchange`` uses a reply if it answers an open message, comes from the node that was asked, is not
+too large, carries the right round, and the caller's ``read`` accepts it. Every other reply is left
+out and reported. Ids of unanswered messages are kept for a while, so that a late reply is drained.
 """
 
 import logging
@@ -29,15 +25,15 @@ from flower_graph.wire.ledger import ByteLedger, too_large
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# A message outlives the deadline by this much: the two machines' clocks may differ, and a reply
-# that comes just too late must still be removed from the grid.
+# Seconds by which a message outlives the deadline: clocks may differ, and a reply that comes just
+# too late must still be removed from the grid.
 TTL_MARGIN = 10.0
 # Seconds until the first log line about waiting, and between two such lines.
 FIRST_WORD, NEXT_WORD = 2.0, 10.0
 MAX_LATE = 10_000  # unanswered messages remembered; the oldest are forgotten first
 MAX_NAMED = 50  # entries of one node in a round's log and report
 FIRST_WAIT, SOON_WAIT, LAST_WAIT = 0.001, 0.05, 0.5  # seconds between two pulls
-LOOK_WAIT = 2.0  # seconds between two looks at which nodes are still connected
+LOOK_WAIT = 2.0  # seconds between two looks at which nodes are connected
 NO_ANSWER = "a second reply to one message, or to none of this exchange"
 LOST = "its answer is gone from the SuperLink before it was fetched"
 GONE = "the SuperNode is no longer connected"
@@ -48,9 +44,9 @@ NOT_SENT = "not sent: the grid refused the message; node gone?"
 class Rejected:
     """A node that is left out of the round, or a message that is ignored."""
 
-    node_id: int  # Flower's id of the node
-    reason: str  # The reason, in one line
-    kind: Kind = Kind.OTHER  # The kind of its error, if it answered with one
+    node_id: int  # Flower's
+    reason: str  # in one line
+    kind: Kind = Kind.OTHER  # of its error, if it answered with one
 
 
 @dataclass
@@ -92,13 +88,7 @@ def require_content(reply: Message, most: int | None, server_round: int | None =
 
 
 class Exchange:
-    """Sends messages over a grid and gathers checked replies.
-
-    Parameters
-    ----------
-    grid : Grid
-        Of any kind.
-    """
+    """Sends messages over a grid of any kind and gathers checked replies."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -115,11 +105,7 @@ class Exchange:
         self.ledger.load_state_dict(before)
 
     def nodes(self, min_nodes: int, timeout: float) -> list[int]:
-        """Wait until enough nodes are connected; return the sorted ids of all.
-
-        ``NoClientsError`` if fewer than `min_nodes` came in `timeout` seconds: it says how many,
-        and which settings decide.
-        """
+        """Wait until enough nodes are connected, else ``NoClientsError``; return all sorted ids."""
         word = time.monotonic() + FIRST_WORD
         for _ in _pauses(timeout):
             if len(nodes := sorted(self.grid.get_node_ids())) >= min_nodes:
@@ -142,6 +128,8 @@ class Exchange:
     ) -> Replies[T]:
         """Send one message to each node and gather the replies until all came or time is up.
 
+        They are in the order of `requests`. ``ClientBugError`` if all nodes fail alike.
+
         Parameters
         ----------
         requests : Mapping[int, RecordDict]
@@ -155,20 +143,7 @@ class Exchange:
         read : Callable[[int, RecordDict], T]
             Turns a node's reply into a value. Any exception leaves the node out, with its reason.
         max_reply_bytes : int or None
-            Replies larger than this (as `count_bytes` counts) are refused unread.
-
-        Returns
-        -------
-        Replies[T]
-            Values of good replies, and every other node with its reason, in the order of
-            `requests`: the server's results cannot depend on which node was first.
-
-        Raises
-        ------
-        ClientBugError
-            If all nodes fail with the same error: at one line, where tracebacks are here.
-        ValueError
-            If an argument is impossible.
+            Larger replies are refused unread.
         """
         _check(timeout)  # before anything is sent
         ttl, group = timeout + TTL_MARGIN, str(server_round)
@@ -191,20 +166,15 @@ class Exchange:
     def relay(
         self, messages: Iterable[Message], *, server_round: int, timeout: float
     ) -> dict[int, Message]:
-        """Send messages made elsewhere; return each node's first answer, unread.
-
-        As Flower's ``Grid.send_and_receive``, without its polls every 3 s.
-        """
+        """Send messages made elsewhere; return each node's first answer, unread."""
         return dict(self._pull(self._sent(list(messages)), server_round, timeout))
 
     def _pull(
         self, waiting: dict[str, int], server_round: int, timeout: float
     ) -> Iterator[tuple[int, Message]]:
-        """Take nodes out of ``waiting`` with their answers, until none is left or time is up.
-
-        A node whose answer cannot come any more gets an error instead, as Flower up to 1.42 gives
-        it: later versions report neither lost answers nor lost SuperNodes.
-        """
+        """Take nodes out of ``waiting`` with their answers, until none is left or time is up."""
+        # A node whose answer cannot come any more gets an error instead, as Flower up to 1.42 gives
+        # it: later versions report neither lost answers nor lost SuperNodes.
         # Forget messages that the grid has dropped, and the oldest beyond a limit.
         messages, now = self._unanswered.items(), time.monotonic()
         self._unanswered = dict([one for one in messages if one[1][1] > now][-MAX_LATE:])
@@ -245,7 +215,6 @@ class Exchange:
             if not waiting:
                 break
         forget_at = time.monotonic() + TTL_MARGIN
-        # So that a late reply is recognised
         self._unanswered |= dict.fromkeys(waiting, (server_round, forget_at))
         log_rejected(LOG, server_round, "ignored", ignored)
         self.failures.check(asked)

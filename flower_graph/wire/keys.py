@@ -29,33 +29,28 @@ IS_LAST = "is-last"
 # PPFL-GNN: embeddings of public nodes up, their aligned means down
 PUBLIC, WITH_TARGETS = "public", "with-targets"
 MEASURED = "judged-"  # before the name of each measurement
-# Keys of the adaptor (``client.adaptor``): names of a reply's arrays, and, in the answer to a
-# ``query``, its version and the FORMAT of the messages that it understands
+# Of the adaptor: names of a reply's arrays; in the answer to a ``query`` its version and format
 ARRAY_NAMES = "array-names"
 VERSION, MESSAGE_FORMAT = "flower-graph", "message-format"
 FORMAT = 2  # counts up whenever a server of one version cannot work with clients of another
-# Largest number that can be a weight, an embedding or a latent vector's. Ten thousand times more
-# than any that we have seen; squares of it, added up over a large graph, still fit into float32.
+# Largest weight, embedding or latent vector's number: ten thousand times more than any that we have
+# seen; squares of it, added up over a large graph, still fit into float32
 MAX_NUMBER = 2.0**20
-# Most classes of a run: a label above is no class. The largest set that we know has 172.
-MAX_CLASSES = 100_000
-# Roles of labelled nodes, as masks, measurements and columns of tables name them
-ROLES = ("train", "val", "test")
+MAX_CLASSES = 100_000  # a label above is no class
+ROLES = ("train", "val", "test")  # of labelled nodes
 # Metrics that Flower's own strategies look for
 NUM_EXAMPLES, LOSS = "num-examples", "loss"
 EXTRAS = "extras"  # the record of arrays that a client of a method that averages sends besides
 MAX_WEIGHT = 2**53  # above it, float64 does not tell whole numbers apart
 # Metrics of predictions, as settings, reports and results name them: of nodes, links and numbers
-ACCURACY, MACRO_F1, BALANCED, AUC = NODE_SCORES = (
-    *("accuracy", "macro-f1", "balanced-accuracy", "auc"),
-)
+NODE_SCORES = ("accuracy", "macro-f1", "balanced-accuracy", "auc")
+ACCURACY, MACRO_F1, BALANCED, AUC = NODE_SCORES
 AP, RANKED = "ap", ("hits@20", "hits@50", "mrr")
 LINK_SCORES = (ACCURACY, AUC, AP, *RANKED)
 # Of numbers that nodes learn: the less, the better
 MSE, MAE = VALUE_SCORES = ("mse", "mae")
 SCORES = (*NODE_SCORES, AP, *RANKED, *VALUE_SCORES)
-# What of predictions must be counted for those that are no means over clients: each with those
-# before it. And the entries: what is asked for, and what was counted
+# What of predictions must be counted for the others, each with those before it; and the entries
 CONFUSION, HISTOGRAMS, RANKS = COUNTINGS = ("confusion", "histograms", "ranks")
 ERRORS = "errors"  # instead: of numbers, sums of errors
 COUNTING, COUNTED = "counting", "counts"

@@ -1,9 +1,8 @@
 """The bytes of messages: how many were sent, and how many a reply may have.
 
-Bytes are counted in two ways. *Payload* is the paper's count: the strategy reports the bytes of
-each kind (latents, gradients, weights) in a round. *Wire* is the size of all messages, with array
-headers, keys and metrics, bad replies too; the exchange counts it. Both are cumulative, and a
-checkpoint saves and restores them.
+*Payload* is the paper's count: the strategy reports the bytes of each kind (latents, gradients,
+weights) in a round. *Wire* is the size of all messages, with array headers, keys and metrics, bad
+replies too; the exchange counts it. Both are cumulative.
 """
 
 from collections import Counter
@@ -31,7 +30,7 @@ def count_bytes(content: RecordDict) -> int:
 
 
 def _value_bytes(value: object) -> int:
-    """Count an entry without making objects: a reply may have forty thousand."""
+    # Without making objects: a reply may have forty thousand entries
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, list):
@@ -50,7 +49,7 @@ class ByteLedger:
         self._payload[direction][kind] += int(nbytes)
 
     def count_messages(self, direction: str, messages: Iterable[Message]) -> None:
-        self._wire[direction] += sum(map(size_of, messages))
+        self._wire[direction] += sum(count_bytes(m.content) for m in messages if m.has_content())
 
     @property
     def payload(self) -> dict[str, dict[str, int]]:
@@ -71,9 +70,8 @@ class ByteLedger:
 
 # How large a reply may be ------------------------------------------------------------------------
 
-# The size of an honest reply to the request, and some room: a larger reply is refused before any of
-# it is read. The limits are generous where a size is known only to the client, and tight where the
-# request says it.
+# The size of an honest reply, and some room: a larger one is refused before any of it is read. The
+# limits are generous where a size is known only to the client, and tight where the request says it.
 ROOM = 1 << 20  # any reply: headers, keys, measurements, reasons
 PER_CLIENT = 1 << 13  # what a reply may say about each of its clients besides numbers
 SETUP = 64 << 20  # blinded identities, keys: only the client knows how many
@@ -91,21 +89,19 @@ def setup_bytes(clients: int = 0) -> int:
     return SETUP + 2 * PER_CLIENT * clients
 
 
-def size_of(reply: Message) -> int:
-    """Count the bytes of a reply's content."""
-    return count_bytes(reply.content) if reply.has_content() else 0
-
-
 def too_large(reply: Message, most: int | None) -> str | None:
     """Return why a reply exceeds so many bytes, or None."""
     if most is None:
         return None
     # Names and descriptions are no payload, but a client writes them too.
-    size = len(reply.metadata.group_id) + len(reply.metadata.message_type) + size_of(reply)
+    size, content = len(reply.metadata.group_id) + len(reply.metadata.message_type), RecordDict()
     if reply.has_error():  # a traceback may be longer than a small answer
         size, most = size + len(reply.error.reason or ""), max(most, LOOKED_AT)
-    for name, record in reply.content.items() if reply.has_content() else ():
+    elif reply.has_content():
+        content = reply.content
+    for name, record in content.items():
         arrays = record.values() if isinstance(record, ArrayRecord) else ()
         sizes = (len(a.dtype) + len(a.stype) + NUMBER * len(a.shape) for a in arrays)
         size += len(name) + sum(sizes)
+    size += count_bytes(content)
     return f"reply of {size} bytes, at most {most} allowed" if size > most else None

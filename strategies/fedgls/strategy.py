@@ -54,7 +54,7 @@ from flower_graph.ops.dropout import DropoutMask, draw_kept
 from flower_graph.ops.graph_learner import edge_agreement
 from flower_graph.ops.grouped import one_thread
 from flower_graph.rng import generator
-from flower_graph.server.averaging import Combined
+from flower_graph.server.averaging import ClientReply, Combined
 from flower_graph.strategies.fedgls.config import (
     GRAPHS,
     KNN,
@@ -77,7 +77,6 @@ from flower_graph.strategies.fedgls.modules import (
 from flower_graph.wire.arrays import Config, Measurements, Parameters
 from flower_graph.wire.averaging import (
     ClientMean,
-    ClientReply,
     Measured,
     PerClient,
     Trained,

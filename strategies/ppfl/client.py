@@ -46,7 +46,7 @@ from flower_graph.strategies.ppfl.config import CLASSIFIERS, JUDGED, PRECISIONS
 from flower_graph.strategies.ppfl.evaluation import GraphJudge
 from flower_graph.strategies.ppfl.modules import Asked, GATCohort
 from flower_graph.wire import keys
-from flower_graph.wire.arrays import Answer, Config, Parameters, pack_integers
+from flower_graph.wire.arrays import Answer, Config, Parameters, pack_integers, unpack_integers
 from flower_graph.wire.codec import (
     Block,
     Bytes,
@@ -57,7 +57,6 @@ from flower_graph.wire.codec import (
     Message,
     NotSaved,
     Numbers,
-    Ragged,
     Reading,
     Reasons,
     Resume,
@@ -92,6 +91,32 @@ RING_SIZE: dict[str, Any] = {"limit": 32.0, "resolution": 2.0**-16}
 # Shares of the SuperNodes that may be missing from a sum, and that may collude with the server: the
 # same at all, since all must choose the same nodes.
 MISSING, COLLUDING = 3, 1  # tenths
+
+
+@dataclass(frozen=True)
+class Ragged(Field[Sequence[IntArray]]):
+    """Whole numbers of several clients, concatenated; split by how many each client has."""
+
+    empty = b""
+    type = "bytes (int64)"
+    # The entry that has these counts; without one the reader knows them as ``sizes``
+    pointer: Numbers | None = None
+
+    def write(self, value: Sequence[IntArray], to: Writing) -> None:
+        if self.pointer is not None:
+            self.pointer.write([int(part.size) for part in value], to)
+        super().write(value, to)
+
+    def encode(self, value: Sequence[IntArray]) -> bytes:
+        return pack_integers(np.concatenate(value))
+
+    def decode(self, value: object, name: str, reading: Reading) -> Sequence[IntArray]:
+        at = self.pointer
+        sizes = reading.known["sizes"] if at is None else at.read(name, reading)
+        numbers = unpack_integers(value, self.key)
+        if numbers.size != sum(sizes) or min(sizes, default=0) < 0:
+            raise self.refuse(f"parts of {brief(sizes)}", f"{numbers.size} numbers")
+        return split_rows(numbers, sizes)
 
 
 def held_nodes(prefix: str = "") -> Ragged:

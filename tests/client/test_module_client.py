@@ -24,8 +24,8 @@ from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.graph import gcn_adjacency, propagate
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import seeded
+from flower_graph.server.averaging import client_means
 from flower_graph.simulation import InProcessGrid
-from flower_graph.wire.averaging import client_means
 
 GRAPHS = toy_clients()
 FEATURES, CLASSES = GRAPHS[0].x.shape[1], 1 + max(int(graph.y.max()) for graph in GRAPHS)

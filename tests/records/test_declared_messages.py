@@ -10,9 +10,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.ops.counts import Counts
-from flower_graph.secure.align.blinded import BlindReply, EvaluateReply, PlainReply, UnionRequest
+from flower_graph.secure.align.blinded import (
+    BlindReply,
+    EvaluateReply,
+    PlainReply,
+    Sizes,
+    UnionRequest,
+)
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import (
+    Flags,
     KeyReply,
     MaskedReply,
     SumTerms,
@@ -119,11 +126,11 @@ def draw(field: Any, rng: np.random.Generator, sizes: dict[str, int]) -> Any:
             return numbers if field.whole else [number / 2 for number in numbers]
         case codec.Clients():
             return rng.choice(100, shape, replace=False)
-        case codec.Sizes():
+        case Sizes():
             return np.array([0, sizes["n"] - 2, 2])
-        case codec.Ragged():
+        case public.Ragged():
             return [rng.integers(-9, 9, size) for size in (2, 1)]
-        case codec.Flags():
+        case Flags():
             return rng.random(shape) < 0.5
         case CountsField():
             return Counts(torch.from_numpy(rng.integers(0, 9, (3, 2, 2))))

@@ -11,13 +11,13 @@ from federation import Who, who_of
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.clientapp import ClientApp
 
-from flower_graph.client.adaptor import make_client_app
+from flower_graph.client.adaptor import Rows, make_client_app
 from flower_graph.errors import NoClientsError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.simulation import InProcessGrid
-from flower_graph.wire.averaging import Asked, Enrolment, Rows
+from flower_graph.wire.averaging import Asked, Enrolment
 
 Hosted = list[list[int]]  # clients of each SuperNode; nobody where it does not say
 # Called with place, kind of message and round before each answer: None, or what is answered

@@ -63,7 +63,7 @@ from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.channel import framed, pieces, rows_of, spread
 from flower_graph.secure.parties.registry import SIGNATURE_BYTES
 from flower_graph.wire.arrays import IntArray
-from flower_graph.wire.codec import Block, Clients, Exact, Known, Message, Sizes, Whole
+from flower_graph.wire.codec import Block, Clients, Exact, Known, Message, Reading, Whole
 from flower_graph.wire.keys import ALIGN_STAGE
 
 Bytes2D = NDArray[np.uint8]
@@ -96,6 +96,20 @@ MAX_PASSES = 24
 EPOCH = Whole("align-epoch", "number of the alignment", least=1, most=(1 << 32) - 1)
 CLIENTS = Clients("align-clients", "clients, all hosted there", shape="c", may_be_none=True)
 POINTS = Block("align-points", "blinded identities, or the products", shape=f"n {POINT}")
+
+
+class Sizes(Exact):
+    """How many of the ``n`` rows of another field each client has."""
+
+    turn = 2
+
+    def decode(self, value: object, name: str, reading: Reading) -> IntArray:
+        sizes, rows = super().decode(value, name, reading), reading.sizes["n"]
+        if (sizes < 0).any() or (sizes > rows).any() or sizes.sum() != rows:
+            raise self.refuse(f"sizes of {rows} rows in all", sizes[:60].tolist())
+        return sizes
+
+
 SIZES = Sizes("align-sizes", "points of each", shape="c")
 # Entries of proofs are left out, and None, where the server is trusted
 SIGNED = f"{SIGNATURE_BYTES}"

@@ -33,7 +33,6 @@ from flower_graph.wire.codec import (
     Clients,
     Exact,
     Flag,
-    Flags,
     Integers,
     Known,
     Message,
@@ -58,6 +57,18 @@ BINDING = b"binding"  # what a signature is for
 RING = Part("Ring", make=Ring, when="word")
 DOMAIN, PADS = b"flower-graph sum terms 1", b"flower-graph pads 1"
 SECURE_SUM = "secure sum"  # the purpose of `SecureSum`'s
+
+
+class Flags(Block):
+    """Yes or no for each of a shape."""
+
+    type = "bytes (bool)"
+
+    def unpack(self, value: object) -> NDArray[Any]:
+        flags = super().unpack(value)
+        if (flags > 1).any():
+            raise self.refuse("bytes 0 and 1", flags.max())
+        return flags > 0
 
 
 @dataclass(frozen=True)
