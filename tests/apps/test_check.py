@@ -43,7 +43,7 @@ def test_figures_of_a_graph_by_hand() -> None:
             "least-feature": -1.0,
             "largest-feature": 2.0,
         },
-        **{"non-zero-share": 0.4, "closed-edges": 0.0, "labelled": 4, "classes": {"0": 2, "1": 2}},
+        **{"non-zero-share": 0.4, "labelled": 4, "classes": {"0": 2, "1": 2}},
         **{"homophily": 0.5, "homophily-by-chance": 0.5},
     }
     assert all(figure in lines(found)[0] for figure in ("3 edges", "1.2", "most 2", "1 nodes "))
@@ -52,13 +52,6 @@ def test_figures_of_a_graph_by_hand() -> None:
     # Nodes 0 to 2 have labelled neighbours: of node 1 one of two is of its class.
     assert found.distributions["neighbours of its own class (%)"] == {0: 1, 50: 1, 100: 1}
     assert found.notes == ("a note",)
-
-
-def test_edges_that_close_a_triangle_are_told() -> None:
-    triangle = path_graph(edge_index=to_undirected(torch.tensor([[0, 1, 2, 3], [1, 2, 0, 4]]), 5))
-    found = survey_graph(triangle)
-    assert found.figures["closed-edges"] == 3 / 4
-    assert "75 %" in lines(found)[-1]
 
 
 @pytest.mark.parametrize("n", [1, 2, 50])

@@ -26,7 +26,6 @@ from flower_graph.data.graph import (
 )
 from flower_graph.data.sources.datasets import load_graph
 from flower_graph.errors import DataError, FractionalLabelsError
-from flower_graph.ops.links import common_neighbours, ends, undirected
 from flower_graph.storage.reading import Tree
 
 
@@ -193,7 +192,6 @@ def holdings(data: Graph | Clients, clients: int, called: str) -> str:
 DOMINANT = 0.8  # share of the labelled nodes from which one class counts as dominating
 FEW = 0.5  # share of labelled nodes below which a warning says so
 FAR_LESS = 0.8  # homophily, relative to chance, below which neighbours are mostly of other classes
-SOME_EDGES = 2000  # that are looked at for common neighbours
 LEAST = 100  # nodes below which accuracies are coarse
 
 
@@ -228,10 +226,6 @@ def survey_graph(graph: Graph) -> Description:
     both = labelled[source] & labelled[target] & (targets is None)
     same = (graph.y[source] == graph.y[target])[both]
     parts = component_sizes(graph.edge_index, n)
-    pairs = ends(undirected(graph.edge_index, n), n)
-    if (count := pairs.shape[1]) > SOME_EDGES:
-        pairs = pairs[:, torch.arange(SOME_EDGES) * count // SOME_EDGES]
-    shared = common_neighbours(graph.edge_index, n, pairs)
     figures = {
         "nodes": n,
         "edges": source.numel() // 2,
@@ -244,7 +238,6 @@ def survey_graph(graph: Graph) -> Description:
         "least-feature": float(graph.x.min()),
         "largest-feature": float(graph.x.max()),
         "non-zero-share": float(graph.x.count_nonzero()) / graph.x.numel(),
-        "closed-edges": _mean(shared > 0),
         "labelled": int(labelled.sum()),
         "classes": dict(zip(names, sizes.tolist(), strict=True)),
         "homophily": _mean(same) if same.numel() else None,
@@ -316,8 +309,6 @@ def lines(survey: Description) -> list[str]:
         f"{_percent(f['non-zero-share'])} of the entries non-zero",
         learnt,
         alike,
-        f"with task=links {f['edges']:,} edges to learn; the ends of "
-        f"{_percent(f['closed-edges'])} have a common neighbour",
     ]
 
 

@@ -9,11 +9,11 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 from xml.etree import ElementTree
 from xml.parsers import expat
 
@@ -55,6 +55,7 @@ DRAWN = (
 # Entries of all nodes with what is missing: at most so many, or so many times those that are there
 MOST_FILLED, SPARSEST = 1 << 22, 32
 ENDS, ENDS_OF_R, WEIGHT = ("source", "target"), ("from", "to"), "weight"
+T = TypeVar("T")
 _QUOTED, _INDEX = re.compile(r'"[^"]*"'), re.compile(r"unnamed: \d+")
 
 
@@ -107,34 +108,32 @@ class _Entries(NamedTuple):
     cells: dict[str, list[Any]]  # Any: a value of the file
     how: ReadOptions
 
-    @contextmanager
-    def at(self, row: int, key: str) -> Iterator[None]:
-        """Add the place of a cell to errors in this block."""
-        with saying(f"{self.unit} {self.places[row]}: {key}"):
-            yield
+    def wrong(self, row: int, key: str, why: object) -> DataError:
+        return DataError(f"{self.unit} {self.places[row]}: {key}: {why}")
+
+    def each(self, key: str, given: Sequence[object], read: Callable[..., T]) -> Iterator[T]:
+        """Read one cell after the other; errors name its place."""
+        for row, value in enumerate(given):
+            try:
+                yield read(value, comma=self.how.has_comma)
+            except DataError as error:
+                raise self.wrong(row, key, error) from error
 
     def words(self, key: str, given: Sequence[object]) -> list[str | None]:
-        result = list[str | None]()
-        for row, value in enumerate(given):
-            with self.at(row, key):
-                result.append(word_of(value, comma=self.how.has_comma))
-        return result
+        return [*self.each(key, given, word_of)]
 
     def numbers(self, key: str, remedy: str) -> tuple[Tensor, dict[int, str]]:
         """Return numbers, float64 ``[n]``, NaN for a word or nothing, and the words by row."""
-        given, comma, words = self.cells[key], self.how.has_comma, dict[int, str]()
+        given, words = self.cells[key], dict[int, str]()
         with suppress(TypeError, ValueError, OverflowError):  # all at once, which is fast
-            if not comma:
+            if not self.how.has_comma:
                 return torch.tensor([*map(float, given)], dtype=torch.float64), words
-        found = list[float]()
+        found = [*self.each(key, given, number_of)]
         for row, value in enumerate(given):
-            with self.at(row, key):
-                number = number_of(value, comma=comma)
-                if number is None:
-                    if remedy or not isinstance(value, str):
-                        raise DataError(f"{value!r:.40} is no number: {remedy}")
-                    words[row] = word_of(value) or ""
-                found.append(math.nan if number is None else number)
+            if found[row] is None:
+                if remedy or not isinstance(value, str):
+                    raise self.wrong(row, key, f"{value!r:.40} is no number: {remedy}")
+                words[row], found[row] = word_of(value) or "", math.nan
         return torch.tensor(found, dtype=torch.float64), words
 
 
@@ -147,8 +146,7 @@ def _graph(
     names, number = nodes.words("name", ids), dict[str | None, int]()
     for row, name in enumerate(names):
         if name is None or number.setdefault(name, row) != row:
-            with nodes.at(row, "name"):
-                raise DataError(f"{name or ''!r}: every node needs one of its own")
+            raise nodes.wrong(row, "name", f"{name or ''!r}: every node needs one of its own")
     own = {key: nodes.words(key, nodes.cells[column]) for key, column in roles.own.items()}
     own = {key: words for key, words in own.items() if any(words)}
     if nodes.how.needs_labels and LABEL not in own:
@@ -158,8 +156,8 @@ def _graph(
     if (splits := own.pop(SPLIT, None)) is not None:
         for row, split in enumerate(splits):
             if split is not None and split not in ROLES:
-                with nodes.at(row, "split"):
-                    raise DataError(f"{split!r} must be {', '.join(ROLES)} or empty")
+                allowed = f"must be {', '.join(ROLES)} or empty"
+                raise nodes.wrong(row, "split", f"{split!r} {allowed}")
         for part, role in zip(PARTS, ROLES, strict=True):
             values[part] = torch.tensor([split == role for split in splits])
     if roles.features:
@@ -169,8 +167,7 @@ def _graph(
         found = edges.words(key, edges.cells.pop(key))
         for row, name in enumerate(found):
             if name not in number:
-                with edges.at(row, key):
-                    raise DataError(f"{name or ''!r:.40} is no node")
+                raise edges.wrong(row, key, f"{name or ''!r:.40} is no node")
         pairs.append([number[name] for name in found])
     wanted = edges.how.weight
     weight = _column("weight", wanted or WEIGHT, [*edges.cells], wanted is not None)
@@ -195,9 +192,8 @@ def _features(nodes: _Entries, keys: Sequence[str]) -> tuple[Tensor, Columns]:
         if words:
             if (some := ~numbers.isnan()).any():
                 row, (other, word) = int(some.nonzero()[0]), next(iter(words.items()))
-                with nodes.at(row, key):
-                    why = f"is a number, but {nodes.places[other]} has {word!r:.40}"
-                    raise DataError(f"{numbers[row]:g} {why}")
+                why = f"is a number, but {nodes.places[other]} has {word!r:.40}"
+                raise nodes.wrong(row, key, f"{numbers[row]:g} {why}")
             with saying(key):
                 numbers, known = encode_words(numbers, words)
         parts.append(numbers.reshape(len(numbers), -1))
@@ -247,10 +243,8 @@ def _read_table(path: Path, how: ReadOptions, lines: int | None = None) -> _Entr
             rows = [(reader.line_num, row) for row in islice(reader, lines)]
         except csv.Error as error:
             raise DataError(f"line {reader.line_num}: is damaged ({error})") from error
-        (_, first), *rows = [one for one in rows if any(cell.strip(BLANK) for cell in one[1])] or [
-            (1, [])
-        ]
-        header = [key.strip(BLANK) for key in first]
+        rows = [one for one in rows if any(cell.strip(BLANK) for cell in one[1])]
+        header = [key.strip(BLANK) for key in rows.pop(0)[1]] if rows else []
         while header and not header[-1]:  # a comma ends the line
             header.pop()
         if not header:
@@ -359,8 +353,7 @@ def _of_entries(
             continue
         for row, value in enumerate(values):
             if value is not None and (not isinstance(value, list) or len(value) != len(first)):
-                with nodes.at(row, key):
-                    raise DataError(f"{value!r:.40} must be {len(first)} numbers")
+                raise nodes.wrong(row, key, f"{value!r:.40} must be {len(first)} numbers")
         for place in range(len(first)):
             columns.append(f"{key}[{place}]")
             nodes.cells[columns[-1]] = [None if one is None else one[place] for one in values]
