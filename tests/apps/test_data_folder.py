@@ -280,11 +280,9 @@ def test_dealing_is_an_even_partition(count, parts):
     [
         ({"partition-id": 0}, "node-config num-partitions"),
         ({"partition-id": "one", "num-partitions": 4}, "partition-id: 'one'"),
-        ({"partition-id": 0.5, "num-partitions": 4}, "partition-id: 0.5"),
         ({"partition-id": True, "num-partitions": 4}, "partition-id: True"),
         ({"partition-id": 4, "num-partitions": 4}, "partition-id: 4"),
         ({"partition-id": -1, "num-partitions": 4}, "partition-id: -1"),
-        ({"partition-id": 0, "num-partitions": 0}, "num-supernodes: 0"),
         ({"partition-id": 0, "num-partitions": 9}, "num-supernodes: 9"),
     ],
 )

@@ -32,14 +32,11 @@ from flower_graph.data.graph import (
 from flower_graph.data.partition.client_graphs import (
     CHUNK,
     DRAWS,
-    EVERYBODY,
     LEAST_NODES,
-    NOBODY,
     check_neighbours,
     check_training,
     choose_public,
     cut_out,
-    deal_nodes,
     dirichlet,
     ego_networks,
     greedy_cover,
@@ -523,37 +520,16 @@ def test_the_cover_is_that_of_the_definition(graph, seed):
     assert greedy_cover(around(edges, n), order, n).tolist() == plain_cover(edges, order.tolist())
 
 
-@given(
-    nodes=st.integers(20, 120),
-    clients=st.integers(1, 6),
-    how=st.sampled_from(PUBLIC_WAYS),
-    parts=st.tuples(st.floats(0.06, 1), st.floats(0, 1)),
-    seed=st.integers(0, 99),
-)
-def test_shares_hold_for_any_settings(nodes, clients, how, parts, seed):
-    public, private = parts[0], (1 - parts[0]) / clients * parts[1]
-    private = private if private * nodes >= 1 else 0.0
-    graph = large(nodes, seed)
-    mine = shares(clients=clients, public=how, public_share=public, private_share=private)
-    mine.ratios = [0, 0, 1]
-    made = overlapping_graphs(graph, mine, seed)
-    assert len(made) == clients
-    assert len({tuple(client.nodes[client.public].tolist()) for client in made}) == 1
-    alone = torch.cat([client.nodes[~client.public] for client in made])
-    assert alone.unique().numel() == alone.numel()
+@pytest.mark.parametrize("how", PUBLIC_WAYS)
+def test_all_public_nodes_are_every_clients_and_its_private_ones_its_own(how):
+    mine = shares(clients=3, public=how, public_share=0.29, private_share=0.2, ratios=[0, 0, 1])
+    made = overlapping_graphs(large(100), mine, seed=0)
+    assert 0.29 * 100 < 29  # in floats
     for client in made:
-        assert int(client.public.sum()) == int(round(public * nodes, 6))
-        assert int((~client.public).sum()) == int(round(private * nodes, 6))
+        assert client.nodes[client.public].tolist() == made[0].nodes[made[0].public].tolist()
+        assert (int(client.public.sum()), int((~client.public).sum())) == (29, 20)
         assert bool((client.nodes.diff() > 0).all())
-
-
-def test_what_is_left_over_is_nobodys_and_a_share_that_floats_make_too_small_is_whole():
-    owner = deal_nodes(neighbours_of(large()), shares(private_share=0.1), seed=0)
-    counts = {value: int((owner == value).sum()) for value in (EVERYBODY, NOBODY, 0, 1, 2, 3)}
-    assert counts == {EVERYBODY: 80, NOBODY: 40, 0: 20, 1: 20, 2: 20, 3: 20}
-    assert 0.29 * 100 < 29
-    owner = deal_nodes(neighbours_of(large(100)), shares(public_share=0.29), seed=0)
-    assert int((owner == EVERYBODY).sum()) == 29
+    assert len({node for client in made for node in client.nodes.tolist()}) == 29 + 3 * 20
 
 
 def test_a_role_may_have_no_share_and_a_node_no_label():
