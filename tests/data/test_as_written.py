@@ -668,14 +668,13 @@ def test_hidden_files_are_none_and_capital_endings_are(tmp_path):
     folder = tmp_path / "clients"
     saved(folder / "a.JSON", network())
     tables(folder / "b", people(), EDGES)
-    (folder / "b" / "nodes.csv").rename(folder / "b" / "Nodes.CSV")
     nx.write_graphml(network(), folder / "c.GraphML")
     for name in ("._a.json", ".DS_Store", "~$b.json", "__MACOSX", "Thumbs.db"):
         (folder / name).write_bytes(b"\0")
     where = [one.where for one in client_graphs(folder)]
     assert where == [f"file {folder}/{name}" for name in ("a.JSON", "b", "c.GraphML")]
     # A folder with other names is refused with them
-    (folder / "b" / "Nodes.CSV").rename(folder / "b" / "people.csv")
+    (folder / "b" / "nodes.csv").rename(folder / "b" / "people.csv")
     said(lambda: client_graphs(folder), "edges.csv, people.csv", "nodes.csv")
     (folder / "b" / "people.csv").rename(folder / "b" / "nodes.csv")
     (folder / "e.gml").touch()

@@ -69,7 +69,6 @@ from flower_graph.data.sources.names import (
     file_path,
     folder_path,
     graphs_in,
-    table_in,
 )
 from flower_graph.data.sources.tables import CLIENT, names_clients
 from flower_graph.errors import DataError
@@ -433,7 +432,7 @@ def _says_clients(file: Path, saved: int, how: ReadOptions) -> bool:
 
 def is_one_graph(path: Path | str) -> bool:
     """Return whether a path is one graph, a file or tables, and not a folder of graphs."""
-    return Path(path).is_file() or table_in(Path(path), NODES).is_file()
+    return Path(path).is_file() or Path(path, NODES).is_file()
 
 
 def client_graphs(path: Path | str, how: ReadOptions = PLAIN) -> list[NewGraph]:

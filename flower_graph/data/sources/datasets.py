@@ -62,7 +62,6 @@ from flower_graph.data.sources.names import (
     file_path,
     pyg_name,
     raw_files,
-    table_in,
 )
 from flower_graph.data.sources.tables import (
     CLIENT,
@@ -273,7 +272,7 @@ def saved_at(name: str) -> int:
     with os.scandir(path) as listing:  # asked for every message: one look at each file
         entries = list(listing)
     folders = [Path(one.path) for one in entries if one.is_dir()]
-    tables = [table_in(one, file) for one in folders for file in (NODES, EDGES)]
+    tables = [one / file for one in folders for file in (NODES, EDGES)]
     times = [one.stat().st_mtime_ns for one in entries if one.is_file()]
     return max(times + [file.stat().st_mtime_ns for file in tables if file.is_file()], default=0)
 

@@ -98,7 +98,7 @@ def file_path(name: str) -> Path | None:
     # That is a name with an ending such as ``.pt``, or with a path separator or an ending, if the
     # file exists.
     path = expanded(name)
-    if has_ending(name, *GRAPH_FILES, *OTHER_FILES) or table_in(path, NODES).is_file():
+    if has_ending(name, *GRAPH_FILES, *OTHER_FILES) or (path / NODES).is_file():
         return path
     return path if (len(path.parts) > 1 or path.suffix) and path.is_file() else None
 
@@ -108,7 +108,7 @@ def folder_path(name: str) -> Path | None:
     # That is a name that ends in ``/``, or a folder with ``.pt`` files in it; a folder of raw data
     # with the name of a data set does not count.
     path = expanded(name)
-    if table_in(path, NODES).is_file():
+    if (path / NODES).is_file():
         return None
     if name.endswith("/") or (path.is_dir() and any(path.glob("*.pt"))):
         return path
@@ -121,22 +121,13 @@ def graphs_in(folder: Path) -> tuple[list[Path], list[Path]]:
     graphs, others = list[Path](), list[Path]()
     for path in sorted(path for path in folder.glob("*") if not path.name.startswith(hidden)):
         is_file = path.is_file() and has_ending(path.name, *GRAPH_FILES)
-        (graphs if is_file or table_in(path, NODES).is_file() else others).append(path)
+        (graphs if is_file or (path / NODES).is_file() else others).append(path)
     return graphs, others
 
 
 def has_ending(name: str, *endings: str) -> bool:
     """Return whether a file's name has one of some endings, in any case of letters."""
     return name.lower().endswith(endings)
-
-
-def table_in(folder: Path, name: str) -> Path:
-    """Return the path of a table, whose name may be written in any case of letters."""
-    path = folder / name
-    if path.is_file() or not folder.is_dir():
-        return path
-    with os.scandir(folder) as listing:
-        return next((Path(one.path) for one in listing if one.name.lower() == name), path)
 
 
 def in_full(path: str, folder: Path) -> str:
@@ -153,7 +144,7 @@ def located(name: str, folder: Path) -> str:
     """Make a name absolute if it means a file or a folder of clients, from the given folder."""
     path = in_full(name, folder)
     is_path = has_ending(name, "/", *GRAPH_FILES, *OTHER_FILES) or folder_path(path) is not None
-    is_path |= table_in(Path(path), NODES).is_file()
+    is_path |= Path(path, NODES).is_file()
     # A name without an ending is a file only with a separator: `Cora` is the data set.
     is_path |= ("/" in name or Path(name).suffix != "") and file_path(path) is not None
     return path if is_path else name

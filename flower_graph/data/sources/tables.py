@@ -24,7 +24,7 @@ from flower_graph.config.common import ONE_HOT
 from flower_graph.data.description import BLANK, number_of, saying, word_of
 from flower_graph.data.features import PLAIN, Columns, ReadOptions, encode_words
 from flower_graph.data.graph import PARTS
-from flower_graph.data.sources.names import EDGES, NODES, table_in
+from flower_graph.data.sources.names import EDGES, NODES
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import (
     MIB,
@@ -203,13 +203,13 @@ def _features(nodes: _Entries, keys: Sequence[str]) -> tuple[Tensor, Columns]:
 
 def read_tables(folder: Path, how: ReadOptions) -> dict[str, object]:
     """Read ``nodes.csv`` and ``edges.csv`` of a folder."""
-    nodes = _read_table(table_in(folder, NODES), how)
+    nodes = _read_table(folder / NODES, how)
     with saying(NODES):
         roles = roles_of([*nodes.cells], how)
         if len(roles.names) != 1:
             wanted, found = " or ".join(NAMES[:2]), " and ".join(roles.names) or "neither"
             raise DataError(f"one column must name the nodes, {wanted}: has {found}")
-    path = table_in(folder, EDGES)
+    path = folder / EDGES
     if not path.is_file():
         raise DataError(f"{EDGES}: there is no such file; its columns are {' and '.join(ENDS)}")
     edges = _read_table(path, how)
@@ -225,7 +225,7 @@ def read_tables(folder: Path, how: ReadOptions) -> dict[str, object]:
 def names_clients(folder: Path) -> bool:
     """Return whether tables have a column for the client, from their header alone."""
     with saying(f"file {folder}"):
-        header = _read_table(table_in(folder, NODES), PLAIN, lines=1).cells
+        header = _read_table(folder / NODES, PLAIN, lines=1).cells
     return CLIENT in [key.lower() for key in header]
 
 
