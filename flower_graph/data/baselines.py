@@ -30,7 +30,7 @@ from flower_graph.data.graph import (
     take_rows,
 )
 from flower_graph.ops.counts import Errors
-from flower_graph.ops.graph import csr_tensor, gcn_adjacency, pointers
+from flower_graph.ops.graph import csr_tensor, entries, gcn_adjacency, pointers
 from flower_graph.ops.links import (
     LinkSplit,
     adamic_adar,
@@ -67,7 +67,8 @@ ALONE = 0.6
 class Pool(NamedTuple):
     """All clients' nodes together, or the whole graph's."""
 
-    x: list[Tensor]  # [n, f] of each client, dense or CSR
+    x: Tensor  # [n, f], dense or CSR
+    clients: int
     owner: Tensor  # [n] the client of each node
     y: Tensor  # [n] true classes
     train_y: Tensor  # [n] classes to train on: wrong ones under label noise
@@ -77,11 +78,15 @@ class Pool(NamedTuple):
 
     @classmethod
     def of(cls, graphs: Sequence[Graph | ClientGraph]) -> Pool:
-        sizes = [graph.y.numel() for graph in graphs]
-        y = torch.cat([graph.y for graph in graphs])
+        sizes = torch.tensor([graph.y.numel() for graph in graphs])
+        y, matrices = torch.cat([graph.y for graph in graphs]), [graph.x for graph in graphs]
+        if any(x.layout != torch.strided for x in matrices):
+            matrices = [x.to_sparse_coo() for x in matrices]
+        x = torch.cat(matrices)
         return cls(
-            [graph.x for graph in graphs],
-            torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)),
+            x if x.layout == torch.strided else x.to_sparse_csr(),
+            len(graphs),
+            torch.arange(len(graphs)).repeat_interleave(sizes),
             y,
             torch.cat([graph.labels for graph in graphs]),
             {role: mask & (y >= 0) for role, mask in joined_masks(graphs).items()},
@@ -100,7 +105,7 @@ class Pool(NamedTuple):
         size = 1 + int(y[known].max())
         whole = y[known].bincount(minlength=size).argmax()
         cells = (self.owner * size + y)[known]
-        counts = cells.bincount(minlength=len(self.x) * size).view(-1, size)
+        counts = cells.bincount(minlength=self.clients * size).view(-1, size)
         own = torch.where(counts.any(1), counts.argmax(1), whole)
         return own[self.owner] if is_own else whole.expand(len(y))
 
@@ -109,8 +114,8 @@ class Pool(NamedTuple):
         result = dict.fromkeys(JUDGED, math.nan)
         for role in JUDGED if guess is not None else ():
             tested = self.masks[role]
-            nodes = self.owner[tested].bincount(minlength=len(self.x))
-            right = self.owner[tested & (self.y == guess)].bincount(minlength=len(self.x))
+            nodes = self.owner[tested].bincount(minlength=self.clients)
+            right = self.owner[tested & (self.y == guess)].bincount(minlength=self.clients)
             result[role] = float((right / nodes.double())[nodes > 0].mean())
         return result
 
@@ -188,8 +193,8 @@ def _regression(pool: Pool) -> Tree:
     if not classes.numel():
         return _skipped("nobody has training nodes")
     folds, whole = 1 + int(fold.max()), int(train.sum())
-    masks = train.split([len(x) for x in pool.x])
-    used = sum(_used(x, mask) for x, mask in zip(pool.x, masks, strict=True))
+    row, column, value = entries(pool.x)
+    used = int(train[row].sum())
     work = used * classes.numel() * folds
     if work > LARGEST:
         count = whole * LARGEST // work
@@ -198,9 +203,19 @@ def _regression(pool: Pool) -> Tree:
             return _skipped(f"too large: {why}")
         drawn = torch.randperm(whole, generator=generator(0, "regression-sample"))[:count]
         chosen = train.nonzero().flatten()[drawn]
-        train, sampled = torch.zeros_like(train), {SAMPLE: count, TRAINING: whole}
-        train[chosen] = True
-    x, y = _scaled_rows(pool.x), torch.searchsorted(classes, pool.train_y)
+        train = torch.zeros_like(train).index_fill(0, chosen, True)
+        sampled = {SAMPLE: count, TRAINING: whole}
+    # One matrix whose features have variance 1 together, CSR if many entries are 0
+    n, width = pool.x.shape
+    is_dense = pool.x.layout == torch.strided and 3 * len(value) > n * width
+    values = (pool.x if is_dense else value).float()
+    mean = values.mean(0) if is_dense else torch.zeros(width).index_add_(0, column, values) / n
+    square = float(values.double().square().sum()) / n
+    variance = square - float(mean.double().square().sum())
+    values = values / (math.sqrt(variance) if variance > 1e-9 * square else 1.0)
+    ptr = pointers(row, n)
+    x = values if is_dense else csr_tensor(ptr, column.to(torch.int32), values, (n, width))
+    y = torch.searchsorted(classes, pool.train_y)
     guesses = [torch.zeros_like(y) for _ in STRENGTHS]
     for number in range(folds):  # the nodes of a fold are predicted by a fit to the others
         weights, due = None, fold == number
@@ -237,33 +252,6 @@ def _propagated(pool: Pool) -> list[Tensor]:
             rows = kept * (matrix @ rows) + (1 - kept) * start
         result.append(torch.where(rows.sum(1) > 0, rows.argmax(1), fallback))
     return result
-
-
-def _scaled_rows(matrices: Sequence[Tensor]) -> Tensor:
-    """Return all rows as one matrix whose features have variance 1 together, CSR if sparse."""
-    rows, columns = sum(x.size(0) for x in matrices), matrices[0].size(1)
-    is_dense = all(x.layout == torch.strided for x in matrices)
-    if is_dense and 3 * sum(map(_used, matrices)) > rows * columns:
-        values = torch.cat(list(matrices)).float()
-        mean = values.mean(0)
-    else:
-        is_dense = False
-        entries = torch.cat([x.to_sparse_coo() for x in matrices]).coalesce()
-        (row, column), values = entries.indices(), entries.values().float()
-        mean = torch.zeros(columns).index_add_(0, column, values) / rows
-    square = float(values.double().square().sum()) / rows
-    variance = square - float(mean.double().square().sum())
-    values = values / (math.sqrt(variance) if variance > 1e-9 * square else 1.0)
-    if is_dense:
-        return values
-    return csr_tensor(pointers(row, rows), column.to(torch.int32), values, (rows, columns))
-
-
-def _used(x: Tensor, mask: Tensor | None = None) -> int:
-    if x.layout == torch.strided:
-        return int((x if mask is None else x[mask]).count_nonzero())
-    used = x.crow_indices().diff()
-    return int((used if mask is None else used[mask]).sum())
 
 
 # Numbers ----------------------------------------------------------------------------------------
