@@ -103,7 +103,7 @@ def selected(
         if both := sorted({*line.choosers} & {*line.seeds}):
             raise ConfigError(f"seeds: {line.words} has {both}, which choose its settings")
         if not line.choices:
-            raise ConfigError(f"{line.words}: tries, alone: at least one setting is needed")
+            raise ConfigError(f"{line.words}: tries: at least one setting is needed")
     return replace(chosen, on_request=() if "table" in only else paper.on_request)
 
 
@@ -175,7 +175,7 @@ def compared(line: Line, run: Run, rows: Mapping[str, Row]) -> list[dict[str, st
         if row is None or figure.name not in (TEST, "micro-f1") or run.seed not in row["seeds"]:
             continue
         committed = row["values"][row["seeds"].index(run.seed)]
-        again = value_of(figure.name, curves, {**line.keys, **figure.keys}, run.settings)
+        again = value_of(figure.name, curves, figure.keys)
         assert again is not None
         tolerance = LEAST + 2 * row["std"]
         found.append(

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from flower_graph.apps.parallel import loaded
-from flower_graph.apps.reproduce.runs import AXES, Curves, Store, tried
+from flower_graph.apps.reproduce.runs import AXES, BUDGET, Curves, Store, tried
 from flower_graph.apps.reproduce.table import (
     END,
     LAST,
@@ -24,7 +24,6 @@ from flower_graph.apps.reproduce.table import (
     function,
 )
 from flower_graph.errors import ConfigError
-from flower_graph.privacy.noise import spent as spent_privacy
 from flower_graph.records.rounds import merit
 from flower_graph.report import plots
 from flower_graph.report.result import (
@@ -90,7 +89,7 @@ def all_rows(results: Results) -> list[Row]:
 
 def _row(line: Line, figure: Figure, group: int, lines: Sequence[Line], store: Store) -> Row | None:
     """Make a row of one figure; None where no run has it."""
-    runs, settings, tested = store.runs(line), store.settings(line), {}
+    runs, settings = store.runs(line), store.settings(line)
     values, paper = _values(line, figure, group, store), line.paper.get(figure.label)
     if figure.over:
         place = (line.table, line.data, line.keys, figure.over)
@@ -99,7 +98,6 @@ def _row(line: Line, figure: Figure, group: int, lines: Sequence[Line], store: S
             return None
         other = min(others, key=lambda other: other.model != line.model)
         values = differences(values, _values(other, figure, group, store))
-        tested = paired([*values.values()])
         ours, theirs = _mean(line.paper.get(TEST)), _mean(other.paper.get(TEST))
         if figure.of == TEST and paper is None and ours is not None and theirs is not None:
             paper = ours - theirs
@@ -118,7 +116,7 @@ def _row(line: Line, figure: Figure, group: int, lines: Sequence[Line], store: S
         **line.keys,
         **figure.keys,
         **next((run.groups[group][0] for run in runs.values() if run.groups), {}),
-        **tested,
+        **(paired([*values.values()]) if figure.over else {}),
     }
 
 
@@ -129,10 +127,9 @@ def _mean(paper: Any) -> Any:
 
 def _values(line: Line, figure: Figure, group: int, store: Store) -> dict[int, float]:
     """Return a figure of a line's runs by seed, where they have it."""
-    keys, config = {**line.keys, **figure.keys}, loaded(line.config, store.settings(line))
     name = figure.of or figure.name
     values = {
-        seed: run.groups[group][1].get(name) if run.groups else value_of(name, run, keys, config)
+        seed: run.groups[group][1].get(name) if run.groups else value_of(name, run, figure.keys)
         for seed, run in store.runs(line).items()
     }
     return {seed: value for seed, value in values.items() if value is not None}
@@ -168,7 +165,6 @@ def missing_runs(lines: Sequence[Line], store: Store) -> list[str]:
 # The figures of a run ----------------------------------------------------------------------------
 
 ALIGNED = ("precision-1", "precision-5", "precision-10")
-BUDGET = ("epsilon-of-a-round", "noise-multiplier")
 MICRO_F1 = ("micro-f1", "sum-of-micro-f1")
 # How a figure is written: heading if another than the name, format, and whether its deviation
 # stands behind
@@ -197,32 +193,24 @@ FORMS = {
 }
 
 
-def value_of(name: str, run: Curves, keys: Tree, config: Any) -> float | None:
-    """Return a figure of a run, by the keys of its row and the run's config; None: it has none."""
+def value_of(name: str, run: Curves, keys: Mapping[str, Any]) -> float | None:
+    """Return a figure of a run by its name and keys; None: the run does not have it."""
     if name not in FORMS:
         raise ConfigError(f"figure: {name!r} is not one of {', '.join(FORMS)}")
-    if name == WITHIN and keys["within"] != END:
+    if name == WITHIN:
         number, _, axis = keys["within"].partition(" ")
+        if keys["within"] == END:
+            return run.whole[TEST]
         if axis not in AXES or not number.replace(".", "", 1).isdigit():
             raise ConfigError(
                 f"within: {keys['within']!r}; write NUMBER and one of {', '.join(AXES)}"
             )
         reached = bisect_right(run.spent(axis), float(number))
         return run.best_so_far[reached - 1] if reached else None
-    if name in BUDGET:
-        return float(str(spent_privacy(config.privacy, config.rounds)[name]))
-    if name in MICRO_F1 and "classifier" in keys:
-        values = run.judged.get(keys["classifier"], {}).get("test", [])
-        if len(values) != config.partition.clients:
-            return None
-        mean = values[keys["client"] - 1] if "client" in keys else fmean(values)
-        return mean * len(values) if name == "sum-of-micro-f1" else mean
-    if name in (*MICRO_F1, *ALIGNED):
-        # The value of an iteration, or the last value if the run ended before
-        curve = {"micro-f1": run.scores[ACCURACY]["test"], **run.alignment}.get(name, [])
-        index = min(keys.get("iteration", 0), len(curve)) - 1
-        return curve[index] if curve else math.nan
-    return run.whole.get(TEST if name == WITHIN else name)
+    if "iteration" in keys:  # or the last value if the run ended before
+        curve = {"micro-f1": run.scores[ACCURACY]["test"], **run.alignment}.get(name, [math.nan])
+        return float(curve[min(keys["iteration"], len(curve)) - 1])
+    return run.whole.get(", ".join([name, *map(str, keys.values())]))
 
 
 # The page ----------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from flower_graph.data.sources.names import file_path
 from flower_graph.engine.machine import peak_memory
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.method.registry import method_of
+from flower_graph.privacy.noise import spent
 from flower_graph.records.rounds import Epoch, RoundReport, merit
 from flower_graph.storage.files import append_line, plain, remove, write_packed
 from flower_graph.storage.reading import Tree, read_lines, read_packed, reading
@@ -31,6 +32,7 @@ RUNS = "runs.json.xz"  # what `reproduce` keeps: rows and runs
 SHORT, EVERY = 50, 10  # rounds of a run whose curves are kept whole; of longer ones each tenth
 AXES = ("rounds", "steps", "MiB")  # what a client may be given: rounds, local steps, bytes to send
 ROLES = ("val", "test")
+BUDGET = ("epsilon-of-a-round", "noise-multiplier")
 
 
 class Run(NamedTuple):
@@ -74,11 +76,9 @@ class Curves:
     scores: dict[str, dict[str, list[float]]]  # by metric and role
     loss: list[float] = field(default_factory=list)
     metric: str = ACCURACY  # decides which round is the best
-    figures: dict[str, float] = field(default_factory=dict)  # of the whole run, by name
+    figures: dict[str, float] = field(default_factory=dict)  # of the whole run, by label
     # How near clients' aligned embeddings are, by measure; NaN in rounds that did not measure it
     alignment: dict[str, list[float]] = field(default_factory=dict)
-    # Accuracy after the last round by classifier, role and client
-    judged: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     # What a client has spent after each round, the mean over all: local steps, and bytes sent
     steps: list[float] = field(default_factory=list)
     up: list[float] = field(default_factory=list)
@@ -126,8 +126,13 @@ class Curves:
 
     @property
     def whole(self) -> dict[str, float]:
-        """The figures of the run by name: at the best validation, after the last round, in all."""
-        found = {**self.figures, "rounds": len(self.merits), "uplink-mib": self.uplink / 2**20}
+        """The figures of the run by label: at the best validation, after the last round, in all."""
+        last = {name: values[-1] for name, values in self.alignment.items()}
+        found = last | {
+            **self.figures,
+            "rounds": len(self.merits),
+            "uplink-mib": self.uplink / 2**20,
+        }
         for metric, by_role in self.scores.items():
             found[f"test-{metric}-at-best-val"] = self.best("test", metric)
             found[f"best-val-{metric}"] = self.best("val", metric)
@@ -172,7 +177,15 @@ def curves_of(reports: Sequence[RoundReport], final: Tree, config: RunConfig) ->
     }
     for name in {name for report in reports for name in report.alignment}:
         curves.alignment[name] = [one.alignment.get(name, math.nan) for one in reports]
-    curves.judged = dict(final.get("judged", {}))
+    for classifier, roles in final.get("judged", {}).items():  # after the last round
+        if values := roles["test"]:
+            curves.figures[f"micro-f1, {classifier}"] = fmean(values)
+            curves.figures[f"sum-of-micro-f1, {classifier}"] = sum(values)
+            each = enumerate(values, start=1)
+            curves.figures |= {f"micro-f1, {classifier}, {n}": value for n, value in each}
+    if config.privacy.is_on:
+        budget = spent(config.privacy, config.rounds)
+        curves.figures |= {name: float(str(budget[name])) for name in BUDGET}
     clients, steps = steps_of(config)
     asked = accumulate(report.asked for report in reports)
     curves.steps = [steps * count / clients for count in asked]

@@ -25,7 +25,7 @@ SPENT = ["steps-a-client", "MiB-a-client"]
 STRUCTURE = ["precision", "recall", "homophily", "degree", "true-homophily", "true-degree"]
 WITHIN, END = "test-accuracy-within", "the end"
 BASELINES: dict[str, dict[str, Any]] = {  # methods without a GNN, by the name of their lines
-    name: {"trained": trained, "figures": [TEST], "tries": [()], "alone": [()]}
+    name: {"trained": trained, "figures": [TEST], "tries": [()]}
     for name, trained in {
         "own commonest class": "majority-per-client",
         "regression on all features": "logistic-regression",
@@ -80,10 +80,7 @@ class Line:
     rounds: int | None = None  # None: those of the config
     figures: Sequence[str | Figure] = (TEST, VALIDATION)
     keys: Mapping[str, Any] = field(default_factory=dict)  # differ among a method's lines
-    # Settings of which the best by validation is taken. Those that only this method has, ``alone``,
-    # are tried with each of ``tries``
-    tries: Sequence[Settings] = ((),)
-    alone: Sequence[Settings] = ((),)
+    tries: Sequence[Settings] = ((),)  # settings of which the best by validation is taken
     choosers: Sequence[int] = (10, 11)  # seeds of the runs that choose; no line may have them
     tried_on: Settings = ()  # laid over the runs that choose
     # In the place of a federation: a baseline of the method, or ``module:function``, which gives
@@ -97,7 +94,7 @@ class Line:
     @property
     def choices(self) -> list[tuple[str, ...]]:
         """The settings of which one is taken; one empty choice where nothing is tried."""
-        return [(*shared, *own) for shared, own in product(self.tries, self.alone)]
+        return [*map(tuple, self.tries)]
 
     @property
     def wanted(self) -> list[Figure]:

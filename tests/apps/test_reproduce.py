@@ -15,8 +15,6 @@ from matplotlib.figure import Figure as Drawing
 from scipy.stats import ttest_rel
 from table_helpers import (
     GENERATED,
-    K3,
-    K7,
     grid_lines,
     leave,
     only_row,
@@ -341,18 +339,6 @@ def test_other_seeds_choose_and_all_that_was_tried_is_named(
     assert "| mine | 0.800 ± 0.000 | 0.7500 |" in page and "| neighbours=7 | 2 |" in page
 
 
-def test_a_setting_that_only_one_method_has_is_tried_with_each_that_all_have(
-    tmp_path: Path, simulated: list[RunConfig]
-) -> None:
-    decays = [["strategy.weight_decay=0.1"], ["strategy.weight_decay=0.2"]]
-    lines = grid_lines(choosers=(10,), each={"mine": {"alone": decays}})
-    run_lines(lines, tmp_path / "out")
-    text = (tmp_path / "out" / "choices.md").read_text().replace("**", "")
-    for settings in [[*shared, *also] for shared in (K3, K7) for also in decays]:
-        assert f"mine | {' '.join(settings)} |" in text
-    assert "mine 4, the others 2" in text
-
-
 def test_choices_name_the_metric_that_decides(
     tmp_path: Path, simulated: list[RunConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -378,7 +364,6 @@ def test_what_accuracy_costs_and_who_wins(tmp_path: Path, simulated: list[RunCon
         ({"each": {"other": {"tries": []}}}, None, "other: tries"),
         ({"choosers": (1, 2)}, None, r"seeds.*\[1\]"),
         ({}, [3, 11], r"seeds.*\[11\]"),
-        ({"each": {"mine": {"alone": []}}}, None, "mine: tries"),
     ],
 )
 def test_unfair_choices_are_refused(
@@ -399,10 +384,10 @@ CURVES.steps, CURVES.up = [2.0, 4.0, 6.0, 8.0], [2.0**20 * n for n in range(1, 5
 
 
 def test_a_budget_is_a_number_of_what_a_client_spends() -> None:
-    assert value_of(WITHIN, CURVES, {"within": "1 steps"}, None) is None  # less than a round
+    assert value_of(WITHIN, CURVES, {"within": "1 steps"}) is None  # less than a round
     for wrong in ("3 hours", "few steps"):
         with pytest.raises(ConfigError, match=f"within: '{wrong}'"):
-            value_of(WITHIN, CURVES, {"within": wrong}, None)
+            value_of(WITHIN, CURVES, {"within": wrong})
 
 
 def test_of_errors_the_least_is_the_best_round() -> None:
@@ -431,8 +416,8 @@ def test_clients_that_are_not_asked_spend_nothing(monkeypatch: pytest.MonkeyPatc
     reports[0].asked, reports[1].answered = 1, 1
     found = curves_of(reports, {}, load_config("fedgls/cora"))
     assert (found.steps, found.up, found.left_out) == ([2.0, 6.0], [2.0**20, 2.0**21], 1)
-    assert value_of("steps-a-client", found, {}, None) == 6.0
-    assert value_of("MiB-a-client", curves([0.1], [0.2]), {}, None) is None
+    assert value_of("steps-a-client", found, {}) == 6.0
+    assert value_of("MiB-a-client", curves([0.1], [0.2]), {}) is None
 
 
 def test_differences_are_tested_by_pairs() -> None:

@@ -6,6 +6,8 @@ from typing import Any
 from flower_graph.apps.reproduce import table as t
 
 LOCAL, NO_MASKS = "local training", "FED-PUB, no masks"
+DECAYS = [[f"strategy.weight_decay={decay}"] for decay in ("0", "5e-4", "5e-3")]
+WEIGHTS = (0.01, 0.1, 1, 10)
 METHODS: dict[str, dict[str, Any]] = {  # the first four are FedGLS's baselines
     LOCAL: {"settings": ["strategy.name=local-gnn-knn", "graph.graphless_ratio=0"]},
     "FedAvg": {"settings": ["strategy.name=fed-gnn", "graph.graphless_ratio=0"]},
@@ -19,11 +21,11 @@ METHODS: dict[str, dict[str, Any]] = {  # the first four are FedGLS's baselines
     # Two have settings of their own, besides the weight decays that each method may try
     "FedProx": {
         "config": "fedprox/{data}",
-        "alone": [[f"strategy.proximal={mu}"] for mu in (0.01, 0.1, 1, 10)],
+        "tries": [[*one, f"strategy.proximal={mu}"] for one in DECAYS for mu in WEIGHTS],
     },
     "Ditto": {
         "config": "ditto/{data}",
-        "alone": [[f"strategy.pull={pull}"] for pull in (0.01, 0.1, 1, 10)],
+        "tries": [[*one, f"strategy.pull={mu}"] for one in DECAYS for mu in WEIGHTS],
     },
     "FedProto (app)": {"config": "fedproto/{data}"},
     **t.BASELINES,
@@ -48,7 +50,7 @@ LINE = t.Line(
     rounds=300,
     figures=[*t.PLAIN, *t.SPENT],
     # What is tried is tried on communities, which no two clients share a node of
-    tries=[[f"strategy.weight_decay={decay}"] for decay in ("0", "5e-4", "5e-3")],
+    tries=DECAYS,
     tried_on=LOUVAIN,
 )
 
