@@ -13,28 +13,23 @@ from flower_graph.report.plots import Interval, Line, Panel
 X = Path("x.png")  # not written
 
 
-def test_baselines_are_grey_lines_and_mistakes_a_map_of_shares(drawn: list[Axes]) -> None:
-    one, axes = RoundReport(1, 1.0, 1.0, 0.0, 0.9, 0.1, 0.2, 10, 10), drawn
-    given = {"majority": 0.3, "logistic regression": 0.5}
-    plots.save_curves(X, [one], title="test", baselines=given)
-    grey = [line for line in axes[1].lines if line.get_color() == plots.GREY]
-    assert {str(line.get_label()): line.get_ydata()[0] for line in grey} == given  # type: ignore[index]
-    named = axes[1].get_legend_handles_labels()[1]
-    assert named == ["validation", "test", *given]
-    axes.clear()
+def test_a_runs_panels_and_its_mistakes_as_shares(drawn: list[Axes]) -> None:
+    one = RoundReport(1, 1.0, 1.0, 0.0, 0.9, 0.1, 0.2, 10, 10)
     one.scores = {"macro-f1": {"train": 0.9, "val": 0.2, "test": 0.3}}
-    one.confusion = [[3, 1], [0, 0]]  # of the second class there is no node
-    plots.save_curves(X, [one], title="test")
-    drawn = {str(line.get_label()): line.get_ydata()[0] for line in axes[1].lines}  # type: ignore[index]
-    assert drawn["test macro-f1"] == 0.3
-    axes.clear()
-    one.structure = {"precision": 0.25, "degree": 6.0}
-    plots.save_curves(X, [one], title="test")
-    shares, counts = (cell.lines[0].get_ydata() for cell in axes[3:])
-    assert ([*shares], [*counts]) == ([0.25], [6.0])  # counts would flatten shares
-    axes.clear()
-    plots.plot(X, [[partial(plots.draw_confusion, nodes=one.confusion)]])
-    assert axes[0].images[0].get_array().tolist() == [[0.75, 0.25], [0, 0]]  # type: ignore[union-attr]
+    one.structure = {"precision": 0.25, "degree": 6.0}  # counts would flatten shares
+    given = {"majority": 0.3, "logistic regression": 0.5}
+    plots.plot_panels(X, [plots.panels_of([[one]], ["accuracy", "macro-f1"], given)])
+    labels = ["loss", "accuracy", "macro-f1", "payload so far (B)", "clients"]
+    assert [axes.get_ylabel() for axes in drawn] == [*labels, "structure, 0 to 1", "structure"]
+    values = [[float(line.get_ydata()[0]) for line in axes.lines] for axes in drawn]  # type: ignore[index]
+    assert values[1:3] == [[0.9, 0.1, 0.2, 0.3, 0.5], [0.9, 0.2, 0.3]]
+    assert values[-2:] == [[0.25], [6.0]]
+    grey = [line.get_label() for line in drawn[1].lines if line.get_color() == plots.GREY]
+    assert grey == [*given]
+    drawn.clear()
+    confusion = partial(plots.draw_confusion, nodes=[[3, 1], [0, 0]])  # no node of the second
+    plots.plot(X, [[confusion]])
+    assert drawn[0].images[0].get_array().tolist() == [[0.75, 0.25], [0, 0]]  # type: ignore[union-attr]
 
 
 def test_grid_draws_every_method_and_the_reference(drawn: list[Axes], tmp_path: Path) -> None:

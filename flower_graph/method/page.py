@@ -17,10 +17,9 @@ from flower_graph.outputs.client import CLIENTS, read_table
 from flower_graph.records import rounds
 from flower_graph.report import plots
 from flower_graph.report.plots import curves_panel, over_rounds, svg
-from flower_graph.report.result import BASELINES, with_spread
+from flower_graph.report.result import BASELINES, metrics_shown, with_spread
 from flower_graph.report.trackers import visible
 from flower_graph.storage.reading import Tree, reading
-from flower_graph.wire.keys import ROLES
 
 SECTIONS = 12  # most runs that have pictures of their own
 LETTERS = 28  # of a run's name beside its interval
@@ -88,6 +87,9 @@ def _section(row: Tree) -> Tree:
     config, metric, figures = visible(result["config"]), row["metric"], row["figures"]
     versions = ", ".join(f"{name} {one}" for name, one in result.get("versions", {}).items() if one)
     engine, named = result.get("engine", "unknown"), ", ".join(map(str, row["seeds"]))
+    levels = {BASELINES.get(key, key): value for key, value in row["baselines"].items()}
+    metrics = dict.fromkeys([metric, *metrics_shown(result["config"])])
+    panels = plots.panels_of(seeds, [*metrics], levels)
     sent = ", ".join(rounds.format_bytes(figures[way]["mean"]) for way in rounds.WAYS)
     return {
         "name": row["run"],
@@ -102,7 +104,7 @@ def _section(row: Tree) -> Tree:
             "seconds": f"{figures[SECONDS]['mean']:.1f}",
             "memory at most": rounds.format_bytes(result.get("peak-memory-bytes") or 0),
         },
-        "curves": _curves(row, seeds),
+        "curves": {one.label.capitalize(): curves_panel(one) for one in panels},
         "baselines": [
             [BASELINES.get(key, key), rounds.figure_text(metric, value), _beaten(row, key)]
             for key, value in row["baselines"].items()
@@ -110,11 +112,6 @@ def _section(row: Tree) -> Tree:
         "of_first": f", seed {row['seeds'][0]}" if len(row["seeds"]) > 1 else "",
         **_took_part(seeds[0]),
         "by_client": _by_client(runs[0].path / CLIENTS, result),
-        "structure": {
-            panel.label.capitalize(): curves_panel(panel)
-            for group in ("structure", "alignment")
-            for panel in plots.learnt_of(seeds, group)
-        },
         "privacy": _texts(result.get("privacy") or {}),
         "settings": _texts(config),
     }
@@ -130,21 +127,7 @@ def _beaten(row: Tree, key: str) -> str:
     return "beaten" if key in row["beaten"] else "not beaten"
 
 
-def _curves(row: Tree, seeds: Seeds) -> dict[str, str]:
-    levels = {BASELINES.get(key, key): value for key, value in row["baselines"].items()}
-    panels = {"Loss": plots.losses_of(seeds)}
-    for metric in [key[5:] for key in row["figures"] if key.startswith("test-")]:
-        curves = {role: _of_seeds(seeds, metric, role) for role in ROLES}
-        shown = levels if metric == row["metric"] else {}
-        panels[metric.capitalize()] = over_rounds(metric, curves, levels=shown)
-    panels["Bytes of all clients"] = plots.bytes_of(seeds)
-    return {name: curves_panel(one) for name, one in panels.items()}
-
-
 def _took_part(reports: Sequence[rounds.RoundReport]) -> Tree:
-    counts = {
-        name: [[float(getattr(one, name)) for one in reports]] for name in ("asked", "answered")
-    }
     is_known = any(report.participation for report in reports)
     reasons = Counter(
         f"{key.replace('-', ' ')}: {entry['reason']}"
@@ -153,9 +136,8 @@ def _took_part(reports: Sequence[rounds.RoundReport]) -> Tree:
         for entry in cast("list[Tree]", one.participation.get(key, []))
     )
     who = svg(partial(plots.draw_participation, reports=reports)) if is_known else ""
-    how_many = curves_panel(over_rounds("clients", counts, from_zero=True))
     return {
-        "participation": {"How many": how_many, "Who": who},
+        "participation": {"Who": who},
         "refused": sum(len(one.rejected) for one in reports),
         "skipped": sum(bool(one.skipped) for one in reports),
         "reasons": reasons.most_common(REASONS),
@@ -247,7 +229,6 @@ summary { cursor: pointer; }
 {% if one.reasons %}{{ table(["why clients took no part", "rounds"], one.reasons) }}{% endif %}
 {% if one.by_client -%}
 <h3>By client and class{{ one.of_first }}</h3>{{ panels(one.by_client) }}{% endif %}
-{% if one.structure %}<h3>Graphs and spaces</h3>{{ panels(one.structure) }}{% endif %}
 <h3>Privacy</h3>
 {{ table(["privacy budget", ""], one.privacy or [["none", "clients added no noise"]]) }}
 <details><summary>All {{ one.settings | length }} settings</summary>

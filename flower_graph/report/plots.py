@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from itertools import chain
+from operator import attrgetter, methodcaller
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from flower_graph.records.participation import ANSWERED, FAILED, LEFT_OUT, known
 from flower_graph.records.rounds import UNITS, WAYS, RoundReport, byte_unit
 from flower_graph.storage.files import written
 from flower_graph.storage.reading import Tree
-from flower_graph.wire.keys import ACCURACY, VALUE_SCORES
+from flower_graph.wire.keys import ROLES
 
 # Okabe and Ito's colours, which stay apart for colour-blind eyes
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -211,62 +212,45 @@ def draw_panel(axes: Axes, panel: Panel, names: Sequence[str] = ()) -> None:
         axes.set_ylim(0, top if 0 < top < np.inf else 1)  # also where nothing is known or sent
 
 
-def save_curves(
-    path: Path,
-    reports: Sequence[RoundReport],
-    *,
-    title: str,
-    baselines: Mapping[str, float] = MappingProxyType({}),
-) -> None:
-    """Draw a run: loss, accuracies beside grey lines for its baselines, bytes, over the rounds."""
-    # Errors have units of their own: the first, by which the best round is chosen, is drawn alone
-    errors = [name for name in reports[-1].scores if name in VALUE_SCORES]
-    first = errors[0] if errors else ACCURACY
-    scores = {"validation": (first, "val"), "test": (first, "test")}
-    scores |= {} if errors else {f"test {name}": (name, "test") for name in reports[-1].scores}
-    curves = {name: [[r.score(*one) for r in reports]] for name, one in scores.items()}
-    name = "metrics" if reports[-1].scores and not errors else first
-    panels = [
-        losses_of([reports])._replace(from_zero=True),
-        over_rounds(name, curves, levels=baselines, from_zero=True),
-        bytes_of([reports]),
-        *learnt_of([reports], "structure"),
-        *learnt_of([reports], "alignment"),
+def panels_of(
+    seeds: Sequence[Sequence[RoundReport]],
+    metrics: Sequence[str],
+    levels: Mapping[str, float] = MappingProxyType({}),
+) -> list[Panel]:
+    """Make the panels of a run's rounds; ``levels`` are of the first metric."""
+
+    def rows(of: Callable[[RoundReport], float]) -> list[list[float]]:
+        return [[of(one) for one in reports] for reports in seeds]
+
+    losses = {n.replace("_", "-"): rows(attrgetter(n)) for n in ("loss", "cross_entropy")}
+    panels = [over_rounds("loss", losses, from_zero=True)]
+    for metric in metrics:
+        curves = {role: rows(methodcaller("score", metric, role)) for role in ROLES}
+        shown = levels if metric == metrics[0] else {}
+        panels.append(over_rounds(metric, curves, levels=shown, from_zero=True))
+    # Bytes until each round, in the unit that fits
+    sent = [
+        [{k: sum(v.values()) for k, v in one.bytes.items()} for one in reports] for reports in seeds
     ]
-    plot_panels(path, [panels], title)
-
-
-def losses_of(seeds: Sequence[Sequence[RoundReport]]) -> Panel:
-    """Make the panel of loss and cross-entropy over the rounds."""
+    power = byte_unit(max(max(one.values(), default=0) for few in sent for one in few))
     curves = {
-        name.replace("_", "-"): [[getattr(one, name) for one in reports] for reports in seeds]
-        for name in ("loss", "cross_entropy")
+        k: [[one.get(k, 0) / 1024**power for one in reports] for reports in sent] for k in WAYS
     }
-    return over_rounds("loss", curves)
-
-
-def bytes_of(seeds: Sequence[Sequence[RoundReport]]) -> Panel:
-    """Make the panel of the bytes sent up and down until each round, in the unit that fits."""
-    sent = {
-        way: [[sum(one.bytes.get(way, {}).values()) for one in reports] for reports in seeds]
-        for way in WAYS
-    }
-    power = byte_unit(max((v for rows in sent.values() for row in rows for v in row), default=0))
-    curves = {k: [[v / 1024**power for v in row] for row in rows] for k, rows in sent.items()}
-    return over_rounds(f"payload so far ({UNITS[power]})", curves, from_zero=True)
-
-
-def learnt_of(seeds: Sequence[Sequence[RoundReport]], group: str) -> list[Panel]:
-    """Make panels of what some methods measure of graphs or embeddings: shares, then the rest."""
-    names = dict.fromkeys(n for reports in seeds for one in reports for n in getattr(one, group))
-    shares, rest = dict[str, list[list[float]]](), dict[str, list[list[float]]]()
-    for name in names:
-        curves = [[getattr(one, group).get(name, np.nan) for one in reports] for reports in seeds]
-        # Counts beside shares would flatten these
-        is_share = not any(abs(value) > 1 for row in curves for value in row)
-        (shares if is_share else rest)[name] = curves
-    panels = {f"{group}, 0 to 1": shares, f"{group}: {', '.join(rest)}": rest}
-    return [over_rounds(label, curves) for label, curves in panels.items() if curves]
+    panels.append(over_rounds(f"payload so far ({UNITS[power]})", curves, from_zero=True))
+    counts = {name: rows(attrgetter(name)) for name in ("asked", "answered")}
+    panels.append(over_rounds("clients", counts, from_zero=True))
+    for group in ("structure", "alignment"):  # of learnt graphs, of spaces
+        learnt: dict[str, dict[str, list[list[float]]]] = {}
+        names = (name for reports in seeds for one in reports for name in getattr(one, group))
+        for name in dict.fromkeys(names):
+            values = [
+                [getattr(one, group).get(name, np.nan) for one in reports] for reports in seeds
+            ]
+            # Counts beside shares would flatten these
+            is_share = not any(abs(value) > 1 for row in values for value in row)
+            learnt.setdefault(f"{group}, 0 to 1" if is_share else group, {})[name] = values
+        panels += [over_rounds(label, curves) for label, curves in learnt.items()]
+    return panels
 
 
 def curves_panel(panel: Panel) -> str:

@@ -16,7 +16,14 @@ from flower_graph.config.foreign import CONFIG, DATA, IN_RUN, METRICS, RESULT, R
 from flower_graph.data.description import DataForm
 from flower_graph.errors import CheckpointError, OutputError
 from flower_graph.records.rounds import RoundReport, read_reports
-from flower_graph.report.result import BASELINES, best_round, make_result, metrics_of, tested
+from flower_graph.report.result import (
+    BASELINES,
+    best_round,
+    make_result,
+    metrics_of,
+    metrics_shown,
+    tested,
+)
 from flower_graph.storage import files
 from flower_graph.storage.files import remove, remove_folder, replaced, saying, written
 
@@ -107,7 +114,7 @@ class RunWriter:
         if len(reports) < 2 and not best.confusion:  # one round alone is no curve
             return
         # Imported here: it takes as long as a short run, and these do without.
-        from flower_graph.report.plots import draw_confusion, draw_participation, plot, save_curves
+        from flower_graph.report import plots
 
         # Only what differs within a method is named: its models or its strategies
         data, model, strategy = (
@@ -116,15 +123,16 @@ class RunWriter:
         named = config.get("app"), data, model or strategy, f"seed {config.get('seed')}"
         title = " · ".join(str(part) for part in named if part)
         if best.confusion:
-            confusion = partial(draw_confusion, nodes=best.confusion)
+            confusion = partial(plots.draw_confusion, nodes=best.confusion)
             about = f"{title} · test, round {best.round}"
-            plot(out / "confusion.png", [[confusion]], about, size=(5.2, 4.4))
+            plots.plot(out / "confusion.png", [[confusion]], about, size=(5.2, 4.4))
         if len(reports) < 2:
             return
-        save_curves(out / "curves.png", reports, title=title, baselines=baselines)
+        panels = plots.panels_of([reports], metrics_shown(config), baselines)
+        plots.plot_panels(out / "curves.png", [panels], title)
         if any(report.participation for report in reports):
-            who = partial(draw_participation, reports=reports)
-            plot(out / "participation.png", [[who]], title)
+            who = partial(plots.draw_participation, reports=reports)
+            plots.plot(out / "participation.png", [[who]], title)
 
     def _take_over(self, server_round: float = math.inf) -> None:
         """Write the settings, and cut a resumed run's files back to the round before this one."""

@@ -47,7 +47,7 @@ def test_a_page_stands_alone_and_has_all_that_is_known(folder: Path) -> None:
     reached = summary["test-accuracy-at-best-val"]
     assert f"{reached['mean']:.3f} ± {reached['std']:.3f}" in text
     found = " ".join(re.findall(r"<figcaption>([\w-]+)", text))
-    assert found == "Loss Accuracy Macro-f1 Bytes How Who Test Nodes Share"
+    assert found == "Loss Accuracy Macro-f1 Payload Clients Who Test Nodes Share"
     assert "Comparison" not in text and "<td>model.hidden</td><td>4</td>" in text
 
 
