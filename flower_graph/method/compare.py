@@ -26,6 +26,7 @@ from flower_graph.report.result import (
     metrics_of,
     metrics_shown,
     paired,
+    tested,
     with_spread,
 )
 from flower_graph.storage.files import plain
@@ -135,10 +136,6 @@ def _read(run: Run) -> Tree:
         for way in WAYS:
             given[way] = sum(result.get("bytes", {}).get(way, {}).values())
         given |= {ROUNDS: result.get("rounds"), SECONDS: result.get("seconds", {}).get("total")}
-        baselines = {
-            key: one.get("scores", {}).get(metrics[0], one).get("test")
-            for key, one in (result.get("baselines") or {}).items()
-        }
         settings = {key: value for key, value in flatten(config) if key not in OTHER}
         digest = result.get("judged-on")
         # In a deployment nobody knows all nodes: what says how they are drawn must be the same
@@ -155,7 +152,7 @@ def _read(run: Run) -> Tree:
             "settings": settings,
             "judged-on": _word([metrics[0], settings.get("data.name"), digest, drawn]),
             "figures": {key: _number(value) for key, value in given.items()},
-            "baselines": {key: _number(value) for key, value in baselines.items()},
+            "baselines": tested(result),
         }
 
 
@@ -167,11 +164,8 @@ def _row(name: str, path: Path, seeds: Sequence[Tree]) -> Tree:
     first, metric = seeds[0], seeds[0]["metric"]
     names = dict.fromkeys(key for one in seeds for key in one["figures"])
     figures = {key: describe([one["figures"].get(key, math.nan) for one in seeds]) for key in names}
-    means = {
-        key: fmean(one["baselines"].get(key, math.nan) for one in seeds)
-        for key in first["baselines"]
-    }
-    baselines = {key: mean for key, mean in means.items() if math.isfinite(mean)}
+    common = [key for key in first["baselines"] if all(key in one["baselines"] for one in seeds)]
+    baselines = {key: fmean(one["baselines"][key] for one in seeds) for key in common}
     # Equal means over clients may differ in their last digits.
     own = merit(metric, figures[f"test-{metric}"]["mean"]) - 1e-9
     return {

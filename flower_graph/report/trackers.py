@@ -191,7 +191,7 @@ class Trackers:
         # `flower-graph run --seeds` makes a folder `seed-N` for each seed.
         is_one_of_several = self._out.name == f"seed-{self._config.get('seed')}"
         top = self._out.parent if is_one_of_several else self._out
-        label = f"{top.name}/{self._out.name}" if is_one_of_several else top.name
+        label = str(self._out.relative_to(top.parent))
         settings = visible({"config": self._title, **self._config})
         about = self._out, top.parent, label, top.name, settings, first_round
         self._active = {name: TRACKERS[name](*about, known.get(name)) for name in names}
