@@ -257,11 +257,6 @@ def test_a_result_is_there_before_its_pictures(tmp_path: Path) -> None:
     writer.close()
     (tmp_path / "curves.png").rmdir()
     assert {"result.json", "weights.safetensors"} <= {path.name for path in tmp_path.iterdir()}
-    config = {"seed": 0, "data": {"name": "a$\\frac$b"}}  # no formula of matplotlib's
-    again = RunWriter(tmp_path, config, resume_round=lambda: 1)
-    again.write_round(second)
-    again.finish({})
-    assert (tmp_path / "curves.png").exists() and (tmp_path / "confusion.png").exists()
 
 
 def test_resuming_without_the_rounds_is_refused(tmp_path: Path) -> None:
