@@ -53,7 +53,7 @@ from flower_graph.strategies.ppfl.config import (
     require_gensim,
 )
 from flower_graph.strategies.ppfl.evaluation import GraphJudge, check_labels, untrained
-from flower_graph.strategies.ppfl.modules import DeepWalk, GATCohort, PublicGAT
+from flower_graph.strategies.ppfl.modules import DeepWalk, GATCohort
 from flower_graph.strategies.ppfl.strategy import (
     LocalEmbedding,
     ProcrustesAlignment,
@@ -162,6 +162,13 @@ def paper_sizes(config: PPFLConfig) -> dict[str, int]:
     return dict(zip(OVERLAP_FIGURES, sizes, strict=True)) if theirs and sizes else {}
 
 
+def embedder(graph: ClientGraph, config: PPFLConfig, classes: int) -> DeepWalk | GATCohort:
+    """Make the embedding model of one client."""
+    if config.model.name == DEEPWALK:
+        return DeepWalk(graph, config)
+    return GATCohort([graph], config, classes)
+
+
 def make_member(
     graph: ClientGraph, config: PPFLConfig, classes: int, names: Sequence[str] | None = None
 ) -> EmbeddingClient:
@@ -174,13 +181,12 @@ def make_member(
         nodes=graph.nodes.numpy(),
         rows=graph.public.nonzero().flatten().numpy(),
         dimension=config.model.dimension,
-        build=partial(EMBEDDERS[config.model.name], graph, config, classes),
+        build=partial(embedder, graph, config, classes),
         judge=GraphJudge(graph, config, names, classes),
     )
 
 
 LOG = logging.getLogger(__name__)
-EMBEDDERS: dict[str, type[DeepWalk | PublicGAT]] = {DEEPWALK: DeepWalk, GAT: PublicGAT}
 HELD_BACK = 0.2  # share of the common nodes on which the alignment is measured
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -345,7 +351,7 @@ def join_graph(run: FinishedRun, graph: NewGraph, client: int | None = None) -> 
     check_clients([new])
     whole = PublicSpace(named[placed.public], placed.embeddings[placed.public])
     space, out = whole.split(nodes, HELD_BACK, config.seed)
-    model = EMBEDDERS[config.model.name](new, config, classes)
+    model = embedder(new, config, classes)
     learn_beside(model, nodes, space, range(1, config.rounds + 1))
     joined = join_space(model.embed(), nodes, space, out)
     near = ", ".join(f"P@{k} {share:.3f}" for k, share in joined.precision.items())

@@ -241,6 +241,15 @@ class GATCohort(Cohort):
         parts = (one.cpu().split(group_sizes(group.graph.ptr)) for one in both)
         return {c: (z.numpy(), own) for c, z, own in zip(clients, *parts, strict=True)}
 
+    # A cohort of one client is an embedding model
+
+    def learn(self, rows: Integers, targets: Floats | None, server_round: int) -> float:
+        (loss,) = self.train({self.clients[0]: (rows, targets)}, server_round).values()
+        return loss
+
+    def embed(self) -> Floats:
+        return self.outputs(self.clients)[self.clients[0]][0]
+
     def _ready(self, group: Learner) -> tuple[GAT, Batch]:
         """Return a group's module, and its graph for attention, which is made once."""
         module, graph = group.module, group.graph
@@ -281,28 +290,6 @@ def _pulled(graph: GraphOnDevice, asked: Asked) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(rows).long().to(device), torch.from_numpy(targets).float().to(device)
 
 
-class PublicGAT(GATCohort):
-    """One client's GAT as an embedding model."""
-
-    def __init__(self, graph: ClientGraph, config: PPFLConfig, classes: int) -> None:
-        super().__init__([graph], config, classes)
-
-    def learn(self, rows: Integers, targets: Floats | None, server_round: int) -> float:
-        (loss,) = self.train({self.clients[0]: (rows, targets)}, server_round).values()
-        return loss
-
-    def embed(self) -> Floats:
-        return self.outputs(self.clients)[self.clients[0]][0]
-
-    def state_dict(self) -> Tensors:
-        return self.tensors
-
-    @torch.no_grad()
-    def load_state_dict(self, state: Tensors) -> None:
-        for name, tensor in state.items():
-            self.tensors[name].copy_(tensor)
-
-
 # DeepWalk ----------------------------------------------------------------------------------------
 
 LOSS_PAIRS = 10_000  # pairs on which a round's loss is measured
@@ -312,7 +299,7 @@ NOISE_POWER = 0.75  # word2vec's: nodes are drawn in proportion to this power of
 class DeepWalk:
     """One client's DeepWalk model, which keeps one matrix between rounds."""
 
-    def __init__(self, graph: ClientGraph, config: PPFLConfig, classes: int = 0) -> None:
+    def __init__(self, graph: ClientGraph, config: PPFLConfig) -> None:
         self.settings, self._run_seed, self.client = config.deepwalk, config.seed, graph.client
         self.lists = neighbour_lists(graph.edges.numpy(), graph.nodes.numel())
         self.connected = np.flatnonzero(np.diff(self.lists[0]))

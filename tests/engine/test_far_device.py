@@ -30,7 +30,7 @@ from flower_graph.ops.active_rows import pack
 from flower_graph.strategies.fedscem.modules import EgoCohort, EgoGroup, Shared
 from flower_graph.strategies.nfedgnn.strategy import RelayServer, config_of
 from flower_graph.strategies.nfedgnn.users import CommonLayer, LinearCohort, UserSettings
-from flower_graph.strategies.ppfl.modules import PublicGAT
+from flower_graph.strategies.ppfl.modules import GATCohort
 
 ELSEWHERE = torch.device("meta")
 aten = torch.ops.aten
@@ -182,7 +182,7 @@ def common_layer(device: Place) -> tuple[Step, Reply]:
 
 def attention(device: Place) -> tuple[Step, Reply]:
     still = dataclasses.replace(GAT, gat=dataclasses.replace(GAT.gat, dropout=0.0))
-    model = PublicGAT(placed(make_client(), device), still, 3)
+    model = GATCohort([placed(make_client(), device)], still, 3)
     return (
         lambda: (model.learn(ROWS, make_targets(), 1), None)[1],
         lambda: [torch.from_numpy(model.embed())],

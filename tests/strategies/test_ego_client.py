@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.privacy.noise import ClientNoise
-from flower_graph.secure.align.client import SlotTable, open_table
+from flower_graph.secure.align.client import SlotTable
 from flower_graph.secure.parties.registry import Registry, TrustSettings, new_identity
 from flower_graph.secure.ring import Ring
 from flower_graph.strategies.fedscem.client import (
@@ -179,11 +179,9 @@ def cohort_of(held: dict[int, list[int]]) -> tuple[EgoCohort, EgoGroup]:
 
 def table_of(held: dict[int, list[int]], num_slots: int, *, has_pads: bool) -> SlotTable:
     by_client = {client: np.array(slots, np.int64) for client, slots in held.items()}
-    opened = open_table(num_slots, by_client)
-    if not has_pads:
-        return opened
-    keys = np.repeat(opened.held[:, None].astype(np.uint8), 32, 1)
-    return SlotTable(num_slots, by_client, opened.held, keys, b"g" * 32)
+    slots = np.unique([slot for own in held.values() for slot in own if slot >= 0]).astype(np.int64)
+    keys = np.repeat(slots[:, None].astype(np.uint8), 32, 1)[: None if has_pads else 0]
+    return SlotTable(num_slots, by_client, slots, keys, b"g" * 32 if has_pads else b"")
 
 
 @st.composite
@@ -307,7 +305,7 @@ nan = math.nan
 SLOTS = {4: [0, -1, 2], 7: [1, 2], 9: [-1]}
 H = torch.arange(12.0).reshape(6, 2) + 1
 MEASURED = np.arange(27.0).reshape(3, 9)
-NOISY = open_table(3, {client: np.array(slots) for client, slots in SLOTS.items()})
+NOISY = table_of(SLOTS, 3, has_pads=False)
 CLIENTS = list(SLOTS)
 
 

@@ -28,7 +28,7 @@ from flower_graph.strategies.ppfl.config import DeepWalkConfig, GATConfig, Model
 from flower_graph.strategies.ppfl.evaluation import CLASSIFIERS, check_labels, judge_embeddings
 from flower_graph.strategies.ppfl.modules import (
     DeepWalk,
-    PublicGAT,
+    GATCohort,
     negative_sampling_loss,
     neighbour_lists,
     random_walks,
@@ -63,9 +63,9 @@ def make_targets(seed: int = 3) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(len(ROWS), D)).astype(np.float32)
 
 
-def model_of(graph: Client, classes: int = C, seed: int = 7, **changes: Any) -> PublicGAT:
+def model_of(graph: Client, classes: int = C, seed: int = 7, **changes: Any) -> GATCohort:
     gat = dataclasses.replace(SETTINGS.gat, **changes)
-    return PublicGAT(graph, dataclasses.replace(SETTINGS, seed=seed, gat=gat), classes)  # type: ignore[arg-type]
+    return GATCohort([graph], dataclasses.replace(SETTINGS, seed=seed, gat=gat), classes)  # type: ignore[arg-type]
 
 
 def trained(graph: Client, server_round: int = 1, **changes: Any) -> np.ndarray:

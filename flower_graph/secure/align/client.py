@@ -13,7 +13,7 @@ not how many a client has.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -33,7 +33,7 @@ from flower_graph.secure.align.blinded import (
     prove,
     public_of,
 )
-from flower_graph.secure.channel import KEY_BYTES, framed, pieces, rows_of, spread
+from flower_graph.secure.channel import framed, pieces, rows_of, spread
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.registry import SIGNATURE_BYTES, TrustSettings
 from flower_graph.secure.ring import CHECKS
@@ -135,37 +135,22 @@ class SlotTable:
         return self._made[kind][1]
 
 
-def find_slots(order: Bytes2D, tokens: Mapping[int, Bytes2D]) -> dict[int, NDArray[np.int64]]:
-    """Look up the slots of clients' identities by their tokens; -1 for those without a slot."""
-    # order [s, 12], tokens [n_c, 12]
-    slot_of = {token: slot for slot, token in enumerate(pieces(order))}
-    return {
-        client: np.array([slot_of.get(token, -1) for token in pieces(rows)], np.int64)
-        for client, rows in tokens.items()
-    }
+def slot_table(order: Bytes2D, names: Mapping[int, Bytes2D], group_key: bytes = b"") -> SlotTable:
+    """Look up the slots of a SuperNode's clients by the names of their identities.
 
-
-def slot_table(order: Bytes2D, names: Mapping[int, Bytes2D], group_key: bytes) -> SlotTable:
-    """Look up the slots of a SuperNode's clients by the names of their identities."""
+    Without a group key, where identities were aligned in the clear, the table has no keys.
+    """
     # order [s, 12], names [n_c, 44]: tokens and keys
-    by_client = find_slots(order, {client: rows[:, :TOKEN] for client, rows in names.items()})
-    if not by_client or not group_key:
-        return open_table(len(order), by_client, group_key)
-    held, first = np.unique(np.concatenate(list(by_client.values())), return_index=True)
+    slot_of = {token: slot for slot, token in enumerate(pieces(order))}
+    by_client = {
+        client: np.array([slot_of.get(token, -1) for token in pieces(rows[:, :TOKEN])], np.int64)
+        for client, rows in names.items()
+    }
+    slots, rows = [np.zeros(0, np.int64)], [np.zeros((0, ids.NAME), np.uint8)]
+    held, first = np.unique(np.concatenate([*slots, *by_client.values()]), return_index=True)
     first, held = first[held >= 0], held[held >= 0]
-    keys = np.concatenate(list(names.values()))[first, TOKEN:]
+    keys = np.concatenate([*rows, *names.values()])[first if group_key else first[:0], TOKEN:]
     return SlotTable(len(order), by_client, held, keys, group_key)
-
-
-def open_table(
-    num_slots: int, by_client: Mapping[int, NDArray[np.int64]], group_key: bytes = b""
-) -> SlotTable:
-    """Return a table of slots, without keys, that were agreed on in the clear."""
-    slots: Sequence[NDArray[np.int64]] = [*by_client.values(), np.zeros(0, np.int64)]
-    held = np.unique(np.concatenate(slots))
-    return SlotTable(
-        num_slots, by_client, held[held >= 0], np.zeros((0, KEY_BYTES), np.uint8), group_key
-    )
 
 
 def _context(run_id: bytes, purpose: bytes, server_round: int, numbers: int) -> bytes:
