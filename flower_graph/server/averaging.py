@@ -788,11 +788,14 @@ def count_payload(
             rows = clients if any(record.get(key) for record in entries) else 1
             for name, record in one.content.array_records.items() if one is not None else ():
                 kind = keys.EXTRAS if name == keys.EXTRAS else "weights"
-                for entry, array in record.items():
-                    # NumPy's header, by the length that it states: it may not be checked yet
-                    size = len(array.data)
-                    head = min(10 + int.from_bytes(array.data[8:10], "little"), size)
-                    ledger.count(way, kind, clients * (len(entry) + head + (size - head) // rows))
+                # NumPy's header, by the length that it states: it may not be checked yet
+                heads = [
+                    min(10 + int.from_bytes(one.data[8:10], "little"), len(one.data))
+                    for one in record.values()
+                ]
+                sizes = zip(record.items(), heads, strict=True)
+                each = sum(len(n) + head + (len(a.data) - head) // rows for (n, a), head in sizes)
+                ledger.count(way, kind, clients * each)
 
 
 def client_means(replies: list[RecordDict], weighted_by: str) -> MetricRecord:

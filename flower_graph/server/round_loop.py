@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
@@ -231,7 +232,7 @@ class RoundLoop(Strategy):
         self._kept, self._keeping = KeepRequest("", 0, 0, outputs.BEGIN, save, keep, every), set()
         keeps = save != NOTHING
         self._own_outputs = KeptFolder(output_dir, save) if keeps and output_dir else None
-        session.members.greet = self._begin_outputs if keeps else None
+        session.members.greet = partial(self._ask_to_keep, outputs.BEGIN) if keeps else None
         self.begin(initial_arrays)
         session.open(grid, timeout, rounds)
         done, result, effects = self._resume() if resume else 0, Result(), list[str]()
@@ -326,7 +327,7 @@ class RoundLoop(Strategy):
         """Keep the best round so far, or what stays at the end."""
         if self._kept.save == NOTHING:
             return
-        request, own = self._ask_to_keep(self._keeping, action)[0], self._own_outputs
+        request, own = self._ask_to_keep(action, self._keeping), self._own_outputs
         if own is not None and (snapshot := self.snapshot()) is not None:
             (own.hold if action == outputs.SNAPSHOT else own.finish)(request, lambda: snapshot)
         if own is not None and action == outputs.FINISH and (lines := self.figures()) is not None:
@@ -334,11 +335,8 @@ class RoundLoop(Strategy):
 
             write_table(own.folder / CLIENTS, pd.DataFrame(lines, columns=[*HEAD]))
 
-    def _begin_outputs(self, nodes: Collection[int]) -> None:
-        self._keeping = self._keeping.union(nodes) - self._ask_to_keep(nodes, outputs.BEGIN)[1]
-
-    def _ask_to_keep(self, nodes: Collection[int], action: str) -> tuple[KeepRequest, set[int]]:
-        """Ask SuperNodes to keep outputs; return the request, and those without a good answer."""
+    def _ask_to_keep(self, action: str, nodes: Collection[int]) -> KeepRequest:
+        """Ask SuperNodes to keep outputs; who cannot begin is asked no more."""
         exchange, run, best = self.session.exchange, self.session.run, self.best
         request = replace(self._kept, run=run, server_round=best.last, best_round=best.number)
         request = replace(request, action=action, protected=best.protected)
@@ -355,7 +353,9 @@ class RoundLoop(Strategy):
         for node, why in replies.values.items():
             if why:
                 LOG.warning("outputs of node %d: %s", node, why)
-        return request, {entry.node_id for entry in replies.rejected}
+        if action == outputs.BEGIN:
+            self._keeping = self._keeping.union(nodes) - {one.node_id for one in replies.rejected}
+        return request
 
     # Checkpoints
 

@@ -80,7 +80,7 @@ class Membership:
     resume: Resume
     saved: Resume | None = None  # the last checkpoint that this start of the run has made
     # gives the entries about the run for newcomers
-    greet: Callable[[list[int]], None] | None = None
+    greet: Callable[[list[int]], object] | None = None
 
     def __init__(self, *, named: bool = False) -> None:
         self.clients: dict[int, list[int]] = {}  # of every SuperNode that is enrolled
