@@ -8,15 +8,12 @@ from typing import Any
 
 import psutil
 import pytest
-import ray
 import torch
 from own_graphs import alike
 
 from deploy.raylets import Raylets
 from flower_graph.apps.cli.launch import flwr_run
-from flower_graph.apps.client_app import CLIENTS
 from flower_graph.apps.run import run
-from flower_graph.client.ray_workers import OnRay, name_of, ray_workers
 from flower_graph.method.load import load_config
 
 pytestmark = [pytest.mark.flwr, pytest.mark.timeout(600)]
@@ -93,19 +90,6 @@ def test_a_method_gives_the_figures_of_one_process(
     config: str, cluster: Raylets, tmp_path: Path
 ) -> None:
     both(cluster, config, CONFIGS[config], tmp_path)
-
-
-@pytest.mark.release
-def test_each_machine_has_its_share_of_the_workers(cluster: Raylets, tmp_path: Path) -> None:
-    ray.init(cluster.address, _node_ip_address=cluster.machines[0].address, log_to_driver=False)
-    try:
-        for number in range(6):  # by chance it would be so once in 64
-            with ray_workers(OnRay(number, CLIENTS, NODES, tmp_path), {}):
-                spread = [ray.get_actor(name_of(number, n), name_of(number)) for n in range(2)]
-                ray.get([worker.__ray_ready__.remote() for worker in spread])
-                assert workers_on(cluster) == [1, 1]
-    finally:
-        ray.shutdown()
 
 
 @pytest.mark.release

@@ -6,7 +6,6 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import sysconfig
 import tarfile
 import venv
 import zipfile
-from collections.abc import Iterator
 from email import message_from_string
 from pathlib import Path
 
@@ -235,58 +233,3 @@ def test_flower_app_bundle_has_all_that_it_needs(source: Path, tmp_path: Path) -
     run = subprocess.run(load, cwd=tmp_path / "app", capture_output=True, text=True, check=True)
     origin, nodes, edges = run.stdout.split()
     assert (Path(origin).parents[1], nodes, edges) == (tmp_path / "app", "2708", "5278")
-
-
-# A stranger's path -----------------------------------------------------------------------------
-
-HOW_TO = ROOT / "docs" / "how-to" / "from-the-wheel.md"
-
-
-def _blocks(kind: str) -> list[str]:
-    """Give the blocks of one kind of the page; those without a kind are commands or tables."""
-    found = re.findall(
-        r"^```(\w*)\n(.*?)^```$", HOW_TO.read_text("utf-8"), re.MULTILINE | re.DOTALL
-    )
-    return [text for name, text in found if name == kind]
-
-
-def _follow(
-    installed: Path, folder: Path
-) -> Iterator[tuple[str, subprocess.CompletedProcess[str]]]:
-    """Do what the page says, in its order, after the installation; yield each command's outcome."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
-    environment.pop("FLOWER_GRAPH_DATA", None)
-    environment |= {"HOME": str(folder), "PATH": f"{installed / 'bin'}{os.pathsep}{os.defpath}"}
-    (script,), (settings,) = _blocks("python"), _blocks("yaml")
-    subprocess.run([installed / "bin" / "python", "-c", script], cwd=folder, check=True)
-    (folder / "customers.yaml").write_text(settings, encoding="utf-8")
-    plain = _blocks("")
-    nodes, edges = (one for one in plain if one.startswith(("name,", "source,")))
-    (folder / "new").mkdir()
-    (folder / "new" / "nodes.csv").write_text(nodes, encoding="utf-8")
-    (folder / "new" / "edges.csv").write_text(edges, encoding="utf-8")
-    for line in "".join(plain).splitlines():
-        if line.startswith("flower-graph "):
-            yield subprocess.run(
-                shlex.split(line), cwd=folder, env=environment, capture_output=True, text=True
-            )
-
-
-@pytest.mark.release
-@pytest.mark.timeout(1800)
-def test_a_stranger_s_path_needs_the_wheel_alone(installed: Path, tmp_path: Path) -> None:
-    """What pip installs besides the wheel is borrowed, but for the tracker."""
-    pip = [sys.executable, "-m", "pip", "--python", str(installed / "bin" / "python"), "install"]
-    constraints = ["--constraint", str(ROOT / "constraints.txt")]
-    got = subprocess.run([*pip, "-q", "tensorboard", *constraints], capture_output=True, text=True)
-    if got.returncode:
-        pytest.skip(f"tensorboard cannot be installed: {got.stderr.strip().splitlines()[-1:]}")
-    outcomes = list(_follow(installed, tmp_path))
-    names = ["check", "check", "sweep", "run", "run", "compare", "report", "predict", "predict"]
-    assert [outcome.args[1] for outcome in outcomes] == names
-    codes = [outcome.returncode for outcome in outcomes]
-    assert codes == [2, *[0] * 8], "".join(outcome.stderr for outcome in outcomes[1:])
-    assert list(tmp_path.glob("runs/together/**/events.out.tfevents.*"))
-    assert "minus that of together" in outcomes[5].stdout, "both are on the same data"
-    assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<svg") > 3
-    assert len((tmp_path / "offers.csv").read_text(encoding="utf-8").splitlines()) == 1 + 300

@@ -62,8 +62,9 @@ def test_a_reply_that_never_comes_is_as_good_as_an_error() -> None:
     assert other.named == {2: ["error reply: lost"]}
 
 
-@pytest.mark.parametrize("method", [NFEDGNN, FEDGLS, PPFL, PLAIN_SUMS])
-@pytest.mark.parametrize("value", [-1e30, np.nan])
+@pytest.mark.parametrize(
+    ("method", "value"), [(NFEDGNN, -1e30), (FEDGLS, np.nan), (PPFL, -1e30), (PLAIN_SUMS, np.nan)]
+)
 def test_numbers_that_no_client_can_have_are_refused(method: Method, value: float) -> None:
     example = method.clean.grid.examples["train", 2]
     record = next(name for name in example if name in ("arrays", "sums"))
@@ -93,7 +94,7 @@ def test_one_supernode_alone_does_not_decide_how_large_weights_are() -> None:
 
 @pytest.mark.parametrize(
     "method,kind",
-    [(SECURE, "train.sum_enroll"), (PLAIN_SUMS, "train"), (PSI, "train"), (PSI, "train.union")],
+    [(SECURE, "train.sum_enroll"), (PLAIN_SUMS, "train"), (PSI, "train.union")],
     ids=lambda one: getattr(one, "name", one),
 )
 def test_thousands_of_invented_numbers_cost_less_than_a_megabyte(method: Method, kind: str) -> None:
@@ -174,9 +175,8 @@ def test_one_poisoned_round(method: Any, change: Any) -> None:
     assert sum("could not read the means" in line for line in said) == 1
 
 
-@pytest.mark.parametrize("method", [FEDSCEM, PSI], ids=["in the clear", "pads"])
-def test_every_round_poisoned_is_self_training(method: Any) -> None:
-    found = attacked(method, odd, range(1, ROUNDS + 1))
+def test_every_round_poisoned_is_self_training() -> None:
+    found = attacked(PSI, odd, range(1, ROUNDS + 1))
     assert alone(found).keys() == set(range(1, ROUNDS + 1))
     assert np.isnan([report.regulariser for report in found.reports]).all()
     losses = [report.cross_entropy for report in found.reports]

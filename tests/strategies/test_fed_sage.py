@@ -110,14 +110,6 @@ def test_fed_sage_averages_by_training_nodes() -> None:
         assert strategy.weights()[name] == pytest.approx(found, abs=1e-6)
 
 
-def test_no_training_nodes_anywhere() -> None:
-    none = {part: torch.zeros(1, dtype=torch.bool) for part in ("train_mask", "val_mask")}
-    ego = replace(toy_egos()[3], y=torch.tensor([-1]), test_mask=none["val_mask"], **none)
-    for kind in (LocalSage, FedSage):
-        _, reports = run_sage(kind, egos=[ego, replace(ego, client=7)])
-        assert math.isnan(reports[-1].test_accuracy)
-
-
 def test_a_faulty_supernode_is_named_and_left_out() -> None:
     """Of three, one sends NaN from its first training on, and fails when it is to compare."""
 
@@ -278,11 +270,10 @@ def test_a_client_that_trains_has_a_generator_and_its_classifier_starts_again() 
         assert not torch.equal(one.module.conv1.lin.weight, begun.conv1.lin.weight)
 
 
-@pytest.mark.parametrize("kind", [LocalSage, FedSage])
-def test_classifiers_train_by_batches(kind: Any) -> None:
+def test_classifiers_train_by_batches() -> None:
     def figures(size: int | None, supernodes: int = 2) -> Tensor:
         settings = replace(SETTINGS, batch_size=size)
-        _, reports = run_sage(kind, settings=settings, supernodes=supernodes, rounds=2)
+        _, reports = run_sage(settings=settings, supernodes=supernodes, rounds=2)
         names = ("loss", "train_accuracy", "val_accuracy", "test_accuracy", "answered")
         return torch.tensor([[getattr(one, name) for name in names] for one in reports])
 

@@ -38,8 +38,8 @@ from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.strategy import StructureFedAvg, initial_arrays
 from flower_graph.strategies.fedscem import EgoFedAvg, EgoModelClient
 
-# One method that relays, one whose sums have stages, one that Flower's own FedAvg asks
-FEW = {"nFedGNN": (), "FedSCem": (pytest.mark.slow,), "FedAvg and FedProx": ()}
+# One method that relays, one whose sums have stages
+FEW = {"nFedGNN": (), "FedSCem": (pytest.mark.slow,)}
 LEARNING = replace(EGO_SETTINGS, learning_rate=0.02, local_epochs=3)
 
 
