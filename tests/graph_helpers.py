@@ -48,20 +48,6 @@ def toy(
     )
 
 
-def random_toy(client: int, nodes: int, features: int, seed: int) -> ClientGraph:
-    """Draw a client: about a third of its features, and of its edges, are there."""
-    draw = torch.Generator().manual_seed(seed)
-    x = torch.rand(nodes, features, generator=draw)
-    x *= torch.rand(nodes, features, generator=draw) < 0.35
-    upper = (torch.rand(nodes, nodes, generator=draw) < 0.35).triu(1)
-    y = torch.randint(3, (nodes,), generator=draw)
-    everyone = torch.ones(nodes, dtype=torch.bool)
-    edges = (upper | upper.T).nonzero().T
-    return ClientGraph(
-        client, torch.arange(nodes), x, y, edges, None, everyone, ~everyone, ~everyone
-    )
-
-
 def dealt(make: Any, graphs: Sequence[Any], deal: Any = None, **mods: Any) -> Any:
     """Make an app whose SuperNodes host some clients each: as ``deal`` says by place, or in turn.
 

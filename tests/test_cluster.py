@@ -21,19 +21,6 @@ SHORT = ("rounds=2", "device=cpu")
 SMALL = ["rounds=3", "data.name=csbm", "data.nodes=60", "data.classes=3", "data.num_features=40"]
 SMALL += ["data.split=random", "data.ratios=[0.4,0.3,0.3]", "device=cpu"]
 NODES = 4  # SuperNodes of each run, so each machine has two
-FOUR = ("partition.clients=4",)
-DEEPWALK = ("deepwalk.walks=2", "deepwalk.length=8", "judge.folds=2", "judge.mlp=false")
-CONFIGS = {
-    "nfedgnn/cora-linqs": (),
-    "fedscem/cora-linqs": ("partition.clients=12",),
-    "fedgls/cora-linqs": FOUR,
-    "ppfl/cora-linqs-deepwalk": DEEPWALK,
-    "ppfl/cora-linqs-gat": ("gat.epochs=3", "judge.folds=2", "judge.mlp=false"),
-    **{
-        f"{name}/cora-linqs": FOUR
-        for name in ("fedgta", "fedpub", "fedavg", "fedprox", "local", "ditto", "fedproto")
-    },
-}
 UNSHOWN = (".log", ".png")  # files of Flower's engine, and pictures, which tests leave out
 # What another run has otherwise: times, and Flower's numbers of SuperNodes
 UNLIKE = ("seconds", "time", "node")
@@ -82,14 +69,6 @@ def test_a_graph_that_the_driver_alone_has_gives_the_figures_of_one_process(
     """The machines of a cluster see neither its file nor the run's folder."""
     torch.save(alike(), tmp_path / "graph.pt")
     both(cluster, "fedavg/own-graph", (f"data.name={tmp_path / 'graph.pt'}",), tmp_path)
-
-
-@pytest.mark.release
-@pytest.mark.parametrize("config", CONFIGS)
-def test_a_method_gives_the_figures_of_one_process(
-    config: str, cluster: Raylets, tmp_path: Path
-) -> None:
-    both(cluster, config, CONFIGS[config], tmp_path)
 
 
 @pytest.mark.release

@@ -149,25 +149,6 @@ def test_few_modules_are_in_no_folder() -> None:
     assert found <= AT_THE_ROOT
 
 
-def test_the_checks_find_what_they_look_for() -> None:
-    upward = "def f():\n    from flower_graph.strategies.relay import Relay\n"
-    assert _upward(upward, "flower_graph.ops.graph") == {
-        "flower_graph.strategies.relay",
-        "flower_graph.strategies.relay.Relay",
-    }
-    assert _upward(upward, "flower_graph.apps.server_app") == set()
-    assert _upward("from flower_graph import apps", "flower_graph.client.adaptor")
-    assert _upward("from ..apps import server_app", "flower_graph.ops.graph")
-    assert _upward("from flower_graph.ops import graph", "flower_graph.client.adaptor") == set()
-    assert _upward("if TYPE_CHECKING:\n    import flower_graph.apps", "flower_graph.ops.a")
-    sideways = "def f():\n    from flower_graph.server.session import Session\n"
-    assert _rooms_not_below(sideways, "flower_graph.client.state")
-    assert _rooms_not_below(sideways, "flower_graph.wire.codec")
-    assert _rooms_not_below(sideways, "flower_graph.method.base") == set()
-    assert _circles({"a": {"b"}, "b": {"a"}, "c": set()}) == [["a", "b"], ["b", "a"]]
-    assert _circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
-
-
 def test_pure_parts_run_without_flower_ray_and_pyg() -> None:
     paths = [path for pattern in PURE for path in ROOT.glob(pattern)]
     assert len(paths) >= len(PURE)

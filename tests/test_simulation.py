@@ -114,16 +114,6 @@ def test_an_exception_becomes_an_error_reply_and_undoes_the_state() -> None:
     assert "ClientApp returned int" in str(reply.error.reason)
 
 
-@pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit])
-def test_interrupts_pass_through(signal: type[BaseException]) -> None:
-    def stop(message: Message, context: Context) -> Message:
-        raise signal
-
-    grid = InProcessGrid(app_of(stop), num_supernodes=1)
-    with pytest.raises(signal):
-        grid.push_messages([message_to(grid.get_node_ids()[0])])
-
-
 def test_clients_cannot_change_what_others_receive() -> None:
     seen = []
 

@@ -50,15 +50,6 @@ data = load_data(DataConfig(name="cora-linqs"))
 print(flower_graph.__file__, data.num_nodes, int(data.edge_index.shape[1]) // 2)
 """
 
-NAMES = """
-import importlib.util
-import flower_graph, flower_graph.strategies
-for module in (flower_graph, flower_graph.strategies):
-    for name in module.__all__:
-        assert getattr(module, name) is not None, name
-assert importlib.util.find_spec("benchmarks") is not None
-assert importlib.util.find_spec("flower_graph.benchmarks") is None
-"""
 
 pytestmark = pytest.mark.slow
 
@@ -205,21 +196,6 @@ def test_installed_package_is_the_wheels_and_its_command_lists_shows_and_runs(
     _run(installed, tmp_path, "flower-graph", "run", "quickstart", "rounds=2", "--out", "out")
     result = json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))
     assert (result["rounds"], result["clients"]) == (2, 2708)
-
-
-def test_every_public_name_is_there_and_packages_beside_it_are_not_ours(
-    installed: Path, tmp_path: Path
-) -> None:
-    (site,) = installed.glob("lib/python*/site-packages")
-    others = [site / name for name in ("benchmarks", "deploy")]
-    for folder in others:
-        folder.mkdir()
-        (folder / "__init__.py").touch()
-    try:
-        _run(installed, tmp_path, "python", "-c", NAMES)
-    finally:
-        for folder in others:
-            shutil.rmtree(folder)
 
 
 def test_flower_app_bundle_has_all_that_it_needs(source: Path, tmp_path: Path) -> None:

@@ -16,13 +16,11 @@ from flower_graph.apps.cli.main import main
 from flower_graph.apps.client_app import app
 from flower_graph.apps.run import client_app
 from flower_graph.config.schema import known_keys
-from flower_graph.data.sources.names import downloading, fetching
-from flower_graph.errors import ConfigError, DataError, NoClientsError, RefusedError
+from flower_graph.errors import ConfigError, NoClientsError, RefusedError
 from flower_graph.method.load import load_config
 from flower_graph.method.of_app import configured_client
 from flower_graph.method.permits import LIMITS, Permits
 from flower_graph.method.registry import known_apps, method_named, method_of
-from flower_graph.privacy.noise import noise_multiplier
 from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import PrepareRequest
@@ -136,13 +134,6 @@ def test_a_deployed_supernode_fetches_nothing(
     assert "fetches no data" in said and str(tmp_path) not in said
 
 
-def test_what_may_be_fetched_ends_with_the_message() -> None:
-    with pytest.raises(DataError), fetching(False), downloading("a"):
-        pass
-    with downloading("a"):
-        pass
-
-
 def test_a_sum_of_too_few_clients_is_not_opened() -> None:
     """A minimum that is too low is refused before keys are made, also by a kept state."""
     request = PrepareRequest(b"run-of-the-sums!", 1, 2, 3, np.array([1, 2]))
@@ -225,24 +216,6 @@ def test_noise_of_the_nodes_own_config_stands_in_for_it() -> None:
     with pytest.raises(RefusedError, match="differ-by"):
         Permits.of({"differ-by": 2}).check(config)
     Permits.of({"differ-by": 2, "most-epsilon": 2}).check(config)
-
-
-def test_no_budget_at_the_floors_has_less_noise_than_that_of_the_floors() -> None:
-    """Drawn runs: all that `most-epsilon` lets through have the noise that it stands for."""
-    rng, permits = np.random.default_rng(0), Permits.of({"most-epsilon": 2})
-    least, taken = noise_multiplier(2.0, 1e-5, 1), 0
-    for _ in range(40):
-        epsilon, delta = float(rng.uniform(0.5, 4)), float(10 ** rng.uniform(-7, -0.01))
-        rounds = int(rng.integers(1, 400))
-        overrides = (f"privacy.epsilon={epsilon}", f"privacy.delta={delta}", f"rounds={rounds}")
-        config = load_config("nfedgnn/cora", overrides)
-        try:
-            permits.check(config)
-        except RefusedError:
-            continue
-        taken += 1
-        assert noise_multiplier(epsilon, delta, rounds) >= least
-    assert taken
 
 
 METHODS = ("fedscem", "fedgls", "nfedgnn")

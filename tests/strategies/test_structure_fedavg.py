@@ -16,7 +16,6 @@ from plain.fedgls import Client, Drops, Federation
 from structure_helpers import (
     METHODS,
     SETTINGS,
-    Outcome,
     assert_as_plain,
     assert_judged_as_plain,
     client_app,
