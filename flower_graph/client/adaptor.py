@@ -139,17 +139,9 @@ def _refuse_less(client: NumPyClient, context: Context) -> None:
     the message yet.
     """
     given = [key for key in context.node_config if key in TRUST_KEYS or key.startswith("trust-")]
-    if not given or getattr(client, "trust", None) is not None:
-        return
-    from flower_graph.secure.parties.registry import TrustSettings  # loads cryptography
-
-    try:
-        TrustSettings.of(context.node_config, context.run_id)
-    except ValueError as error:
-        # Logged for the SuperNode's user: the server must not learn paths.
-        LOG.error("%s", error)
-        raise RefusedError(f"node config: {', '.join(given)}: unusable; see the log") from None
-    raise RefusedError("identity-key: this SuperNode joins no run whose clients trust the server")
+    if given and getattr(client, "trust", None) is None:
+        why = "this SuperNode joins no run whose clients trust the server"
+        raise RefusedError(f"node config: {', '.join(given)}: {why}")
 
 
 def _train(action: str, client: NumPyClient, message: Message) -> Message:

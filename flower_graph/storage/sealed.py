@@ -23,8 +23,8 @@ from flower_graph.errors import CheckpointError, ConfigError
 from flower_graph.storage.reading import SEALED, read_secret, reason
 
 STATE_KEY = "state-key"  # node config
-SALT, NONCE, CHECK, TAG = 16, 12, 8, 16
-_HEAD = struct.Struct(f">{len(SEALED)}s{SALT}s{CHECK}sQ{NONCE}s")
+SALT, NONCE, CHECK = 16, 12, 8
+_HEAD = struct.Struct(f">{len(SEALED)}s{SALT}s{CHECK}s{NONCE}s")
 HEAD = _HEAD.size
 KEY_DIGITS, FEWEST = 64, 12  # hexadecimal digits of a key; characters of a passphrase
 SCRYPT = {"n": 1 << 15, "r": 8, "p": 1}  # 32 MiB, a tenth of a second
@@ -62,7 +62,7 @@ class StateKey:
         salt = _SALTS.setdefault(self._secret, os.urandom(SALT))
         key, check = _derived(self._secret, salt)
         nonce = os.urandom(NONCE)
-        head = _HEAD.pack(SEALED, salt, check, len(data) + TAG, nonce)
+        head = _HEAD.pack(SEALED, salt, check, nonce)
         return head + ChaCha20Poly1305(key).encrypt(nonce, data, head + self._name(path))
 
     def open(self, data: bytes, path: Path) -> bytes:
@@ -70,16 +70,16 @@ class StateKey:
         if not data.startswith(SEALED):
             raise CheckpointError(f"{path}: is not encrypted, though state-key is set")
         head, body = data[:HEAD], data[HEAD:]
-        _, salt, check, length, nonce = _HEAD.unpack(head.ljust(HEAD, b"\0"))
-        if len(head) < HEAD or len(body) != length:
-            raise CheckpointError(f"{path}: is not whole: {len(data)} bytes are there")
+        _, salt, check, nonce = _HEAD.unpack(head.ljust(HEAD, b"\0"))
         key, expected = _derived(self._secret, salt)
         if check != expected:
             raise CheckpointError(f"{path}: is encrypted with another key than state-key")
         try:
             plain = ChaCha20Poly1305(key).decrypt(nonce, body, head + self._name(path))
         except InvalidTag as error:
-            raise CheckpointError(f"{path}: was changed, or is another file") from error
+            raise CheckpointError(
+                f"{path}: was changed, is not whole, or is another file"
+            ) from error
         _SALTS[self._secret] = salt
         return plain
 
