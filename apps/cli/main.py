@@ -262,7 +262,7 @@ def _add(parser: argparse.ArgumentParser, options: str) -> None:
 _COMMANDS: dict[str, tuple[str, str, str | dict[str, tuple[str, str]]]] = {
     "run": ("train with a config", ".run", RUN),
     "predict": ("predict the classes of nodes with the models of a run", ".predict", PREDICT),
-    "sweep": ("try settings, and choose the best by validation", "..sweep.command", SWEEP),
+    "sweep": ("try settings, and choose the best by validation", ".sweep", SWEEP),
     "compare": ("compare runs: settings, figures, costs", ".compare", COMPARE),
     "report": ("write a page about runs, with pictures", ".compare", REPORT),
     "list": ("list methods, configs and data sets", ".overview", ""),

@@ -18,9 +18,9 @@ from run_folders import SMALL
 
 import flower_graph as fg
 from flower_graph.apps import parallel
+from flower_graph.apps.cli import sweep as command
 from flower_graph.apps.cli.main import main
-from flower_graph.apps.sweep import command
-from flower_graph.apps.sweep.command import read_settings
+from flower_graph.apps.cli.sweep import read_settings
 from flower_graph.errors import ConfigError, DivergedError
 from flower_graph.method.load import as_overrides, load_config, to_dict
 from flower_graph.storage.files import write_text
