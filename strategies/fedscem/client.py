@@ -254,21 +254,11 @@ NAME = "ego-alignment"  # in Context.state
 
 
 class Hiding(NamedTuple):
-    """What a run's config hides from the server.
+    """What a run's config hides from the server."""
 
-    Attributes
-    ----------
-    masked : bool
-        Whether sums are masked: then a client sends no vector without masks.
-    alignment : str
-        The form of the alignment. If it is not plain, a client refuses plain.
-    noise : ClientNoise, optional
-        The noise on each client's embeddings, before masks and pads.
-    """
-
-    masked: bool = False
-    alignment: str = PLAIN
-    noise: ClientNoise | None = None
+    masked: bool = False  # whether sums are masked: then no vector leaves without masks
+    alignment: str = PLAIN  # its form; if it is not plain, a client refuses plain
+    noise: ClientNoise | None = None  # on each client's embeddings, before masks and pads
 
 
 NOTHING = Hiding()

@@ -98,23 +98,12 @@ class TrainingConfig:
 
 @dataclass
 class EgoSettings(ModelConfig, TrainingConfig):
-    """The model and the training of all clients: the config's sections, and what the data gives.
-
-    Attributes
-    ----------
-    num_features, num_classes : int
-        Widths of the features and of the classifier, ``f`` and ``k``.
-    seed : int
-        The run's seed: all clients start from the same weights.
-    proximal : float
-        Weight of FedProx's term, ``proximal / 2 ||w - w_global||^2``; 0 without.
-    hidden, projection, mu, tau, local_epochs, batch_size, learning_rate, weight_decay
-        As of the sections ``model`` and ``strategy``.
-    """
+    """The model and the training of all clients: the config's sections, and what the data gives."""
 
     num_features: int
     num_classes: int
-    seed: int = 0
+    seed: int = 0  # of the run: all clients start from the same weights
+    # Weight of FedProx's term, ``proximal / 2 ||w - w_global||^2``; 0 without
     proximal: float = field(default=0.0, kw_only=True)
 
     @property

@@ -41,31 +41,14 @@ Numbers = TypeVar("Numbers", bound=NDArray[np.floating])
 
 
 class UserSettings(NamedTuple):
-    """Settings of every user's model and optimiser, sent by the server; constant in a run.
+    """Settings of every user's model and optimiser, sent by the server; constant in a run."""
 
-    Attributes
-    ----------
-    latent_size : int
-        Length of the latent vector, ``h``.
-    bias : bool
-        Whether the linear map has a bias, ``x_i W_i + b_i``.
-    weight_decay : float
-        Adam's, as in ``torch.optim.Adam``.
-    seed : int
-        The run's seed: all users start from the same weights.
-    average_over : str
-        ``"holders"`` or ``"all"``, where each user has a layer of its own; see
-        ``Cohort.weight_sum``.
-    dropout : float
-        Share of its features that a user drops in training, where all users have one layer.
-    """
-
-    latent_size: int
-    bias: bool
-    weight_decay: float
-    seed: int
-    average_over: str = "holders"
-    dropout: float = 0.0
+    latent_size: int  # of a latent vector, ``h``
+    bias: bool  # whether the linear map has a bias, ``x_i W_i + b_i``
+    weight_decay: float  # Adam's, as in ``torch.optim.Adam``
+    seed: int  # of the run: all users start from the same weights
+    average_over: str = "holders"  # or "all": `LinearCohort.weight_sum`
+    dropout: float = 0.0  # share of its features that a user drops, if all have one layer
 
 
 def shared_linear_weight(num_features: int, settings: UserSettings) -> Tensor:

@@ -193,18 +193,10 @@ Integers = NDArray[np.int64]
 
 
 class PublicSpace(NamedTuple):
-    """Public nodes in a client's space, or in the common one.
+    """Public nodes in a client's space, or in the common one."""
 
-    Attributes
-    ----------
-    nodes : ndarray
-        ``[p]`` their ids, or names.
-    embeddings : ndarray
-        ``[p, d]`` float32: of a client's file of embeddings, or ``means-N`` of the server's
-        weights.
-    """
-
-    nodes: NDArray[np.generic]
+    nodes: NDArray[np.generic]  # [p] their ids, or names
+    # [p, d] float32: of a client's file of embeddings, or `means-N` of the server's weights
     embeddings: Floats
 
     def common(self, nodes: NDArray[np.generic]) -> tuple[Integers, Integers]:
