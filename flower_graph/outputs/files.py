@@ -489,7 +489,8 @@ def _write_models(folder: Path, models: Sequence[SavedModels]) -> None:
     is_one = [len(one.clients) for one in models] == [1]
     tensors, entries = dict[str, Tensor](), list[Tree]()
     for number, one in enumerate(models):
-        entry = {"module": one.module, "arguments": one.arguments, "clients": one.clients}
+        entry: Tree = {"module": one.module, "arguments": one.arguments}
+        entry |= {"client": one.clients[0]} if is_one else {"clients": one.clients}
         parts = {"shared": one.shared, "own": one.own}
         if is_one:
             parts = {"shared": one.state_dict(one.clients[0])}
@@ -542,7 +543,8 @@ def read_models(folder: Path) -> list[SavedModels]:
         for index, entry in enumerate([content] if stem == ONE else content):
             shared, own, in_rows = (parts.get(f"{index}/{kind}", {}) for kind in KINDS)
             rows = SparseRows(**{**entry["rows"], **in_rows}) if "rows" in entry else None
-            about = entry["module"], entry["arguments"], entry["clients"]
+            clients = [entry["client"]] if stem == ONE else entry["clients"]
+            about = entry["module"], entry["arguments"], clients
             models.append(SavedModels(*about, shared, own, rows))
             models[-1].check()
         return models

@@ -292,7 +292,7 @@ def unfolding_json() -> Iterator[bytes]:
 
 def impossible_models() -> Iterator[bytes]:
     for change in ({"hidden": 10**12}, {"hidden": 2**24, "features": 2**24}, {"hidden": 10**30}):
-        said = {"module": MODULE, "arguments": SIZES | change, "clients": [0]}
+        said = {"module": MODULE, "arguments": SIZES | change, "client": 0}
         yield json.dumps(said).encode()
     rows = {"name": "lin.weight", "transposed": True}
     for clients in ([], [0, 0], ["0"], [0], [0, 1, 2], "01", None, [0, 10**30]):

@@ -100,7 +100,7 @@ def test_one_client_s_file_is_its_module_s_state_dict(tmp_path: Path) -> None:
     saved = SavedModels("torch.nn.Linear", sizes, [7], module.state_dict(), {})
     Snapshot(None, [saved, SavedModels("torch.nn.ReLU", {}, [], {}, {})]).write(tmp_path)
     said = json.loads((tmp_path / "model.json").read_text(encoding="utf-8"))
-    assert said["module"] == "torch.nn.Linear" and said["clients"] == [7]
+    assert said["module"] == "torch.nn.Linear" and said["client"] == 7
     (read,) = read_models(tmp_path)
     other = nn.Linear(**read.arguments)
     other.load_state_dict(read.state_dict(7))
