@@ -5,7 +5,7 @@ from flwr.clientapp import ClientApp
 
 from flower_graph.apps.run import client_app
 from flower_graph.data.sources.names import fetching
-from flower_graph.method.of_app import configured_client, fetches
+from flower_graph.method.permits import configured_client, fetches
 from flower_graph.wire.client_errors import boundary
 
 

@@ -16,7 +16,7 @@ from flower_graph.data.folders.party import server_folder
 from flower_graph.flower_compat import is_simulation
 from flower_graph.handed import noted
 from flower_graph.method.load import title_of
-from flower_graph.method.of_app import configured
+from flower_graph.method.permits import configured
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import format_round
 from flower_graph.report.result import describe_baselines

@@ -23,9 +23,9 @@ from flower_graph.data.sources import datasets
 from flower_graph.errors import DataError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.handed import noted, take_over
-from flower_graph.method import of_app
+from flower_graph.method import permits
 from flower_graph.method.load import list_configs, load_config, to_yaml
-from flower_graph.method.of_app import configured
+from flower_graph.method.permits import configured
 from flower_graph.method.registry import known_apps, method_of
 from flower_graph.storage.files import IN_PROCESS
 
@@ -179,7 +179,7 @@ def test_clients_need_no_file_of_the_run(
         config, _ = configured(context)
         method_of(config).num_clients(config)
     things = pickle.dumps(made)
-    of_app._configuration.cache_clear()
+    permits._configuration.cache_clear()
     datasets._made.clear()
     graph.unlink()
     with pytest.raises(DataError):  # as on another machine

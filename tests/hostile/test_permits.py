@@ -18,8 +18,7 @@ from flower_graph.apps.run import client_app
 from flower_graph.config.schema import known_keys
 from flower_graph.errors import ConfigError, NoClientsError, RefusedError
 from flower_graph.method.load import load_config
-from flower_graph.method.of_app import configured_client
-from flower_graph.method.permits import LIMITS, Permits
+from flower_graph.method.permits import LIMITS, Permits, configured_client
 from flower_graph.method.registry import known_apps, method_named, method_of
 from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.sum.client import SumClient

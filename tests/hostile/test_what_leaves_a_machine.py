@@ -31,7 +31,7 @@ from flower_graph.client.state import CohortState
 from flower_graph.errors import ConfigError, DataError, RefusedError, StateLostError
 from flower_graph.flower_compat import NumPyClient, create_message_to_sign
 from flower_graph.method.base import as_graph
-from flower_graph.method.of_app import configured, configured_client
+from flower_graph.method.permits import configured, configured_client
 from flower_graph.method.registry import method_of
 from flower_graph.secure.align.blinded import TOKEN
 from flower_graph.secure.align.client import AlignmentClient
