@@ -31,6 +31,7 @@ PAGE = ROOT / "docs" / "existing-app.md"
 APPS = ("existing-app", "with-flower-graph", "one-node-per-user")
 METHODS = ("fedgls", "fedscem", "nfedgnn", "ppfl")
 FAST, LONG = "fedscem", (5, 20)
+MARKS = pytest.mark.slow, pytest.mark.release
 SUM_SERVER = "flower_graph.secure.sum.server"
 
 
@@ -84,7 +85,7 @@ def on_the_page(name: str) -> list[float]:
 @pytest.mark.parametrize(
     ("method", "supernodes", "rounds"),
     [
-        pytest.param(name, *size, marks=[pytest.mark.release] * (size == LONG and name != FAST))
+        pytest.param(name, *size, marks=[*MARKS[: 1 + (name != FAST)]] if size == LONG else [])
         for name, size in [("", LONG), *itertools.product(METHODS, [(2, 3), LONG])]
     ],
 )

@@ -91,12 +91,11 @@ except SystemExit:
     [
         (["--help"], set()),
         (["list"], set()),
-        (["registry", "--help"], set()),
         (["identity", "new", "key"], {"nacl", "numpy"}),
         (["show", "quickstart"], set()),
         (["show", "fedgls/cora", "graph.taw=1"], set()),
         (["run", "quickstart", "strategy.reg_wieght=1"], {"numpy"}),
-        (["compare", "."], {"numpy", "scipy", "torch"}),
+        pytest.param(["compare", "."], {"numpy", "scipy", "torch"}, marks=pytest.mark.slow),
         pytest.param(
             ["run", "quickstart", "rounds=1"],
             {"flwr", "nacl", "numpy", "pandas", "torch"},  # pandas for the tables that it leaves
@@ -111,6 +110,7 @@ def test_commands_import_what_they_need(
     assert imported(command(*words), tmp_path) <= allowed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("app", tried(CLIENTS))
 def test_a_round_from_data_folders_imports_what_the_method_needs(app: str, tmp_path: Path) -> None:
     """Server and clients in one process, so that each alone imports no more."""

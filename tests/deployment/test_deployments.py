@@ -391,10 +391,8 @@ def test_a_supernode_without_the_right_credentials_ends_and_says_why(
     assert "Failed to activate SuperNode" in _ended(deployment, "unregistered")
 
 
-def test_wrong_folders_and_missing_supernodes_are_named(
-    deployment: Loopback, keys: list[Path], tmp_path: Path
-) -> None:
-    """Two SuperNodes with the same users; too few SuperNodes; folders of another run."""
+def test_wrong_folders_are_named(deployment: Loopback, keys: list[Path], tmp_path: Path) -> None:
+    """Two SuperNodes with the same users; folders of another run."""
     twins = prepare("twins", tmp_path)
     for number in range(2):
         # Each keeps its state apart, as on a machine of its own.
@@ -410,17 +408,10 @@ def test_wrong_folders_and_missing_supernodes_are_named(
     assert "give each SuperNode a partition-id or a data-folder of its own" in log
     assert not (twins.out / "result.json").exists()
 
-    more = ["strategy.min_nodes=3", "strategy.timeout=8"]
-    log = log_of("too-few", twins.settings("few", *more))
-    assert "waiting for 3 SuperNodes, 2 connected" in log
-    assert "2 of at least 3 nodes connected within 8 s (strategy.min_nodes" in log
-
     # The server reads bundled data; the SuperNodes have folders of the small graph.
     whole = {"config": "nfedgnn/cora", "overrides": "data.name=cora-linqs rounds=1"}
     log = log_of("other-run", whole | {"output-dir": str(twins.folder / "other")})
     assert "data-folder" in log and "data folder of another run: data.name" in log
-    log = log_of("other-server", twins.settings("other-server", "data.features=as-is"))
-    assert f"server-folder {twins.folder / 'data' / 'server'}: data folder of another run" in log
 
 
 # Keys of their own, and a server that lies --------------------------------------------------------
@@ -494,6 +485,7 @@ def test_a_server_that_lies_is_refused(deployment: Loopback, tmp_path: Path) -> 
 # The demo -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.release
 def test_an_interrupted_demo_ends_its_processes_and_removes_its_folder(tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
     (tmp_path / "temporary").mkdir()
