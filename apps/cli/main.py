@@ -126,7 +126,7 @@ RUN = f"""\
 --ray-address HOST:PORT  with --engine flwr: join the Ray cluster with its head there, this machine
   one of it
 --supernodes N  number of SuperNodes that share the clients
---every N  record the accuracy of each client every N rounds; the same as every=N
+--every NUMBER  record the accuracy of each client every so many rounds; the same as every=NUMBER
 --quiet  print the final summary only
 --log-every N  where no bar is drawn, print a line every N rounds; default: 1
 --json  print an object for each round on stdout, and the summary on stderr
