@@ -24,7 +24,7 @@ from flower_graph.method.registry import known_apps
 from flower_graph.records.rounds import RoundReport, format_bytes, format_round, read_reports
 from flower_graph.report.result import describe_baselines, describe_result, summarise
 from flower_graph.report.writer import RunWriter
-from flower_graph.storage.files import LOCK_FILE, folder_lock
+from flower_graph.storage.files import LOCK_FILE
 
 CONFIG = to_dict(load_config("quickstart", ["rounds=4", "seed=3"]))
 FINAL = {"clients": 10, "engine": "in-process"}
@@ -202,15 +202,6 @@ def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, handler)
     assert writer.metrics.stat().st_size == size
     assert len(lines(writer.out)) == 1
-
-
-def test_a_folder_is_one_runs_at_a_time(tmp_path: Path) -> None:
-    held, other = folder_lock(tmp_path), folder_lock(tmp_path)
-    with held, pytest.raises(OutputError, match=f"process {os.getpid()}"), other:
-        pass
-    with folder_lock(tmp_path):
-        pass
-    assert not list(tmp_path.iterdir())
 
 
 # Going on ----------------------------------------------------------------------------------------

@@ -70,8 +70,6 @@ LARGEST = 200.0  # of a dot, in points squared
 MOST_ROWS = 200  # most clients whose rounds are drawn
 COLOUR = {ANSWERED: COLOURS[0], FAILED: COLOURS[1], LEFT_OUT: "#C8C8C8"}
 NAMES = {ANSWERED: "answered", FAILED: "failed", LEFT_OUT: "left out"}
-# By the numbers of the states; unknown states are white.
-PALETTE = np.array([to_rgb("white"), *(to_rgb(COLOUR[state]) for state in sorted(COLOUR))])
 Curves = Mapping[str, Sequence[Sequence[float]]]  # seeds x rounds, by name
 Counts = Sequence[Sequence[int]]  # clients x classes
 Draw = Callable[[Axes], object]  # draws one panel
@@ -335,7 +333,8 @@ def draw_participation(axes: Axes, reports: Sequence[RoundReport]) -> None:
         return str(clients[shown[int(at)]]) if 0 <= at < len(shown) else ""
 
     edges = (reports[0].round - 0.5, reports[-1].round + 0.5, len(shown) - 0.5, -0.5)
-    axes.imshow(PALETTE[np.stack(cells, axis=1)], aspect="auto", extent=edges)
+    palette = np.array([to_rgb(COLOUR.get(state, "white")) for state in range(len(COLOUR) + 1)])
+    axes.imshow(palette[np.stack(cells, axis=1)], aspect="auto", extent=edges)
     for state, name in NAMES.items():
         axes.plot([], [], "s", color=COLOUR[state], label=name)
     axes.grid(visible=False)
