@@ -49,7 +49,7 @@ from flower_graph.wire.exchange import (
     require_content,
     unreadable,
 )
-from flower_graph.wire.ledger import ByteLedger, reply_bytes
+from flower_graph.wire.ledger import reply_bytes
 
 LOG = logging.getLogger(__name__)
 # Flower's, of which the next model depends on nothing but the clients' weighted mean
@@ -336,7 +336,7 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
         """Average the usable replies. Without any, the model stays as it was."""
         asked = {node: [*local] for node, local in self.session.asked.items()}
         came = self._came(replies)
-        count_payload(self.session.ledger, self._sent.values(), came, asked)
+        self._count(came, asked)
         self._usable, self._failed = self._checked(came, self.arrays, asked)
         return (self._combined(self._usable), self.means[0]) if self._usable else (None, None)
 
@@ -481,6 +481,27 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
                 came.setdefault(node, reply)
         return came
 
+    def _count(self, came: Mapping[int, Message], asked: Mapping[int, Sequence[int]]) -> None:
+        """Count every client's arrays both ways, also if clients share a SuperNode."""
+        for node, message in self._sent.items():
+            entries, answer = message.content.config_records.values(), came.get(node)
+            both = [("down", message, keys.OWN_ARRAYS)]
+            if answer is not None and answer.has_content():
+                both.append(("up", answer, keys.ROW_EACH))
+            # A SuperNode that does not say which clients it hosts counts as one client
+            clients = len(asked.get(node, ())) or clients_of(both[-1][1])
+            for way, one, key in both:
+                rows = clients if any(record.get(key) for record in entries) else 1
+                for name, record in one.content.array_records.items():
+                    size = 0
+                    for entry, array in record.items():
+                        # NumPy's header, by the length that it states: it may not be checked yet
+                        whole = len(array.data)
+                        head = min(10 + int.from_bytes(array.data[8:10], "little"), whole)
+                        size += len(entry) + head + (whole - head) // rows
+                    kind = keys.EXTRAS if name == keys.EXTRAS else "weights"
+                    self.session.ledger.count(way, kind, clients * size)
+
     def _checked(
         self,
         replies: Mapping[int, Message],
@@ -560,12 +581,14 @@ def check_replies(
         failed |= {c: why for c, why in lines.items() if c is not None and c in hosted}
         words = [why if c is None else f"client {c}: {why}" for c, why in lines.items()]
         rejected += [Rejected(node, one_line(line)) for line in words]
-    found = [
-        read_reply(parts[node, client], asked.get(node, ()) if client is None else [client])
-        # stable: otherwise as they were sent
-        for node, client in sorted(parts, key=lambda at: (at[1] is None, at[1] or 0))
-        if (node, client) not in bad
-    ]
+    found = list[ClientReply]()
+    # stable: otherwise as they were sent
+    for node, client in sorted(parts, key=lambda at: (at[1] is None, at[1] or 0)):
+        if (node, client) not in bad:
+            clients, part = asked.get(node, ()) if client is None else [client], parts[node, client]
+            more = part.content.array_records.get(keys.EXTRAS, ArrayRecord())
+            part.content.pop(keys.EXTRAS, None)  # Flower's averaging takes one record of arrays
+            found.append(ClientReply(tuple(clients), part, _decoded(more)))
     return found, rejected, failed
 
 
@@ -697,14 +720,6 @@ def too_few(how: RobustSection, answers: int) -> str:
 # A client's answer ------------------------------------------------------------------------------
 
 
-def read_reply(message: Message, clients: Sequence[int]) -> ClientReply:
-    """Read a usable message; move the arrays beside the model out of it."""
-    more = message.content.array_records.get(keys.EXTRAS)
-    if more is not None:  # Flower's averaging takes one record of arrays
-        del message.content[keys.EXTRAS]
-    return ClientReply(tuple(clients), message, _decoded(more or ArrayRecord()))
-
-
 def _decoded(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
     return {name: decode_array(name, array, copy=True) for name, array in record.items()}
 
@@ -769,33 +784,6 @@ def stacked(models: Sequence[ArrayRecord]) -> ArrayRecord:
 def grid_of(nodes: list[int]) -> Grid:
     """Return a grid of these SuperNodes only, for Flower to choose from."""
     return cast("Grid", SimpleNamespace(get_node_ids=lambda: nodes))
-
-
-def count_payload(
-    ledger: ByteLedger,
-    sent: Iterable[Message],
-    replies: Mapping[int, Message],
-    asked: Mapping[int, Sequence[int]],
-) -> None:
-    """Count every client's arrays both ways, also if clients share a SuperNode."""
-    answers = {node: one for node, one in replies.items() if one.has_content()}
-    for message in sent:
-        node, entries = message.metadata.dst_node_id, message.content.config_records.values()
-        answer = answers.get(node)
-        # A SuperNode that does not say which clients it hosts counts as one client.
-        clients = len(asked.get(node, ())) or (1 if answer is None else clients_of(answer))
-        for way, one, key in (("down", message, keys.OWN_ARRAYS), ("up", answer, keys.ROW_EACH)):
-            rows = clients if any(record.get(key) for record in entries) else 1
-            for name, record in one.content.array_records.items() if one is not None else ():
-                kind = keys.EXTRAS if name == keys.EXTRAS else "weights"
-                # NumPy's header, by the length that it states: it may not be checked yet
-                heads = [
-                    min(10 + int.from_bytes(one.data[8:10], "little"), len(one.data))
-                    for one in record.values()
-                ]
-                sizes = zip(record.items(), heads, strict=True)
-                each = sum(len(n) + head + (len(a.data) - head) // rows for (n, a), head in sizes)
-                ledger.count(way, kind, clients * each)
 
 
 def client_means(replies: list[RecordDict], weighted_by: str) -> MetricRecord:
