@@ -52,20 +52,15 @@ def test_the_mean_is_weighted_reported_and_counted():
     assert 6 * size < second.wire_bytes["up"] < second.wire_bytes["down"]
 
 
-def in_training(answer: Any) -> Any:
-    """Make what goes wrong in training, by place and round."""
-    return lambda place, kind, number: answer(place, number) if kind == "train" else None
-
-
 def test_bad_replies_are_left_out_and_without_a_usable_one_the_last_model_stays(
     caplog: pytest.LogCaptureFixture,
 ):
-    bad = {1: [1], 2: [0, 1, 2], 3: []}
-    run = Run(
-        Simple(),
-        rounds=3,
-        bad=in_training(lambda place, number: (NAN, 1, {}) if place in bad[number] else None),
-    )
+    spoilt = {1: [1], 2: [0, 1, 2], 3: []}
+
+    def bad(place: int, kind: str, number: int) -> Any:
+        return (NAN, 1, {}) if kind == "train" and place in spoilt[number] else None
+
+    run = Run(Simple(), rounds=3, bad=bad)
     assert run.model == pytest.approx([10 / 4 + 14 / 6] * 2)
     one, two, three = run.reports
     assert run.rejected().keys() == {1} and "NaN or infinite" in run.rejected()[1]
