@@ -55,12 +55,6 @@ def test_pack_keeps_what_is_not_zero():
     assert (rows.num_features, rows.num_users) == (3, 3)
 
 
-def test_a_user_without_words_has_its_bias_alone():
-    rows = pack(torch.tensor([[0.0, 0.0], [3.0, 0.0]]), bias=True)
-    assert rows.ptr.tolist() == [0, 1, 3]
-    assert rows.feature.tolist() == [2, 0, 2] and rows.value.tolist() == [1.0, 3.0, 1.0]
-
-
 @pytest.mark.parametrize("bias", [False, True])
 @given(seed=st.integers(0, 1000), n=st.integers(1, 8), f=st.integers(1, 6))
 def test_csr_gives_the_same_rows(bias: bool, seed: int, n: int, f: int):
@@ -134,16 +128,3 @@ def test_sum_by_feature_by_hand():
     assert total.tolist() == [[1.0], [110.0], [0.0]]
     assert count.tolist() == [1, 2, 0]
     assert total.dtype == torch.float64
-
-
-@pytest.mark.parametrize("most", [1, 2, 5, 100])
-def test_parts_of_users_have_all_rows_also_with_users_without_any(most: int) -> None:
-    count = torch.tensor([0, 3, 0, 0, 2, 1, 0])
-    ptr = torch.cat([torch.zeros(1, dtype=torch.int64), count.cumsum(0)]).int()
-    rows = ActiveRows(ptr, torch.zeros(6, dtype=torch.int32), torch.ones(6), 1)
-    parts = rows.blocks(most)
-    owners = [rows.owners(users, part.stop - part.start) for users, part in parts]
-    assert torch.cat(owners).tolist() == [1, 1, 1, 4, 4, 5]
-    assert [place for _, part in parts for place in range(part.start, part.stop)] == [*range(6)]
-    nobody = ActiveRows(torch.zeros(3, dtype=torch.int32), ptr[:0], torch.ones(0), 1)
-    assert nobody.user.numel() == 0

@@ -176,18 +176,6 @@ def test_equals_a_plain_loop_in_blocks_of_any_size(seed: int, m: int, d: int, mo
         torch.testing.assert_close(align_pairs(x, held), slow(x, held), atol=1e-7, rtol=1e-7)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_numpy_is_torch(dtype: Any):
-    x, held = spaces(0, 4, 12, 3, noise=0.3).numpy().astype(dtype), masks(0, 4, 12, 3)
-    found, tensor = consensus(x, held.numpy()), consensus(torch.tensor(x), held)
-    assert found.change == tensor.change
-    pairs = align_pairs(x, held.numpy()), align_pairs(torch.tensor(x), held)
-    for array, other in (pairs, *zip(found[:3], tensor[:3], strict=True)):
-        assert isinstance(array, np.ndarray) and isinstance(other, Tensor)
-        assert array.dtype == dtype
-        np.testing.assert_array_equal(array, other.numpy())
-
-
 @pytest.mark.parametrize("scale", [1e-90, 1e97])
 def test_very_small_and_very_large_numbers(scale: float):
     x, held = spaces(0, 3, 12, 3, noise=0.3), masks(0, 3, 12, 3)

@@ -1,5 +1,6 @@
 """Kept similarities by hand, against the formulas on all pairs, and where lengths are zero."""
 
+from contextlib import nullcontext
 from unittest.mock import patch
 
 import pytest
@@ -59,10 +60,11 @@ def test_equals_the_formula_on_all_pairs(case: tuple[Tensor, Tensor], similarity
 @given(
     case=vectors(),
     similarity=st.sampled_from(SIMILARITIES),
-    square=st.sampled_from([0, module.SQUARE_NUMBERS]),
+    sizes=st.sampled_from([{}, {"SQUARE_NUMBERS": 0}])
+    | st.integers(1, 3).map(lambda c: dict(SQUARE_NUMBERS=0, DENSE_NUMBERS=1, DENSE_COLUMNS=c)),
 )
 def test_gradients_are_those_of_the_formula(
-    case: tuple[Tensor, Tensor], similarity: str, square: int
+    case: tuple[Tensor, Tensor], similarity: str, sizes: dict[str, int]
 ):
     """At lengths and distances of zero the formula's own gradients are set to zero too."""
     x, neighbours = case
@@ -73,34 +75,11 @@ def test_gradients_are_those_of_the_formula(
     wanted = wanted * x.any(1, keepdim=True) if similarity == "cosine" else wanted
     for e in both(x):
         e = tracked(e)
-        found = (kept_similarity(e, neighbours, similarity) * upstream).sum()
-        with patch.object(module, "SQUARE_NUMBERS", square):
+        with patch.multiple(module, **sizes) if sizes else nullcontext():
+            found = (kept_similarity(e, neighbours, similarity) * upstream).sum()
             (grad,) = torch.autograd.grad(found, values(e))
         inside = wanted[e.row, e.col] if isinstance(e, SparseRows) else wanted
         torch.testing.assert_close(grad, inside)
-
-
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-@pytest.mark.parametrize("columns", [1, 2, 3])
-def test_parts_by_columns_change_nothing(
-    similarity: str, columns: int, monkeypatch: pytest.MonkeyPatch
-):
-    chance = torch.Generator().manual_seed(0)
-    x = torch.randn(6, 5, generator=chance, dtype=torch.float64)
-    x *= torch.rand(6, 5, generator=chance) < 0.6
-    neighbours = torch.randint(0, 6, (6, 3), generator=chance)
-
-    def run() -> tuple[Tensor, Tensor]:
-        e = tracked(sparse(x))
-        found = kept_similarity(e, neighbours, similarity)
-        return found, torch.autograd.grad(found.square().sum(), values(e))[0]
-
-    whole = run()
-    monkeypatch.setattr(module, "SQUARE_NUMBERS", 0)
-    monkeypatch.setattr(module, "DENSE_NUMBERS", 1)
-    monkeypatch.setattr(module, "DENSE_COLUMNS", columns)
-    for one, other in zip(run(), whole, strict=True):
-        torch.testing.assert_close(one, other)
 
 
 def test_near_nodes_far_from_the_origin_are_told_apart():
