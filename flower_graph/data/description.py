@@ -760,31 +760,34 @@ class DataForm(NamedTuple):
 
     def to_json(self) -> dict[str, object]:
         given = {name: getattr(self.given, name) for name in _GIVEN}
-        classes = {"num-classes": self.num_classes, "classes": self.classes}
-        rest = {"given": given, "target-scale": self.scale, "edge-weights": self.weights}
-        return self.treatment.to_json() | classes | rest
+        return self.treatment.to_json() | {
+            "num-classes": self.num_classes,
+            "classes": self.classes,
+            "no-features": self.given.no_features,
+            **({} if self.scale is None else {"target-scale": self.scale}),
+            **({"edge-weights": True} if self.weights else {}),
+            **{name: one for name, one in given.items() if one != getattr(PLAIN, name)},
+        }
 
     @classmethod
     def from_json(cls, record: Tree) -> DataForm:
-        classes, scale = record["classes"], record["target-scale"]
-        # Any: words, or None
-        given: dict[str, Any] = {key: record["given"][key] for key in _GIVEN}
-        given |= {key: str(one) for key, one in given.items() if one is not None}
+        classes, scale = record["classes"], record.get("target-scale")
         if scale is not None:
             scale = Scale(*map(float, scale))
             if not (math.isfinite(scale.mean) and 0 < scale.deviation < math.inf):
                 raise ValueError(f"target-scale: {[*scale]}: must be finite, the second above 0")
+        given: dict[str, Any] = {key: str(record[key]) for key in _GIVEN if key in record}
         return cls(
             Treatment.from_json(record),
             int(record["num-classes"]),
             None if classes is None else tuple(map(str, classes)),
-            PLAIN._replace(**given),
+            PLAIN._replace(no_features=str(record["no-features"]), **given),
             scale,
-            bool(record["edge-weights"]),
+            bool(record.get("edge-weights")),
         )
 
 
-_GIVEN = ("no_features", "label", "weight", "decimal")  # of a run's files, for new ones
+_GIVEN = ("label", "weight", "decimal")  # settings of a run's files, for new ones
 
 
 def new_graph(x: object, edge_index: object, of: DataForm, edge_weight: object = None) -> NewGraph:

@@ -191,16 +191,23 @@ class Treatment(NamedTuple):
         return normalize_rows(x) if self.how == ROW else x
 
     def to_json(self) -> dict[str, object]:
-        given = {"features": self.how, "width": self.width, "columns": self.columns}
-        vectors = {name: getattr(self, name) for name in _VECTORS}
-        return given | {name: v if v is None else v.tolist() for name, v in vectors.items()}
+        """Return the treatment as JSON; the scale of a constant feature is ``null``."""
+        given: dict[str, object] = {"features": self.how, "width": self.width}
+        for name in _VECTORS:
+            if (vector := getattr(self, name)) is not None:
+                none = 0.0 if name == "scale" else None
+                given[name] = [None if v == none else v for v in vector.tolist()]
+        return given if self.columns is None else given | {"columns": [*self.columns]}
 
     @classmethod
     def from_json(cls, record: Tree) -> Treatment:
-        how, width, pairs = str(record["features"]), int(record["width"]), record["columns"]
+        how, width, pairs = str(record["features"]), int(record["width"]), record.get("columns")
         columns = None if pairs is None else Columns.from_json(pairs)
-        given = {name: record[name] for name in _VECTORS if record[name] is not None}
-        vectors = {name: torch.tensor(v, dtype=torch.float64) for name, v in given.items()}
+        vectors = {
+            name: torch.tensor([v or 0.0 for v in record[name]], dtype=torch.float64)
+            for name in _VECTORS
+            if record.get(name) is not None
+        }
         if ({"mean", "scale"} <= vectors.keys()) != (how == STANDARDISE):
             raise ValueError("mean and scale are missing, or are not of these features")
         sizes = [*map(len, vectors.values()), width if columns is None else len(columns)]
