@@ -52,7 +52,7 @@ from flower_graph.storage.reading import (
 if TYPE_CHECKING:
     from flower_graph.data.folders.client_folder import Clients
 
-FORMAT = 3  # of the folders; a folder of another format is refused
+FORMAT = 2  # of the folders; a folder of another format is refused
 MANIFEST, TENSORS = "manifest.json", "data.safetensors"
 CLIENTS, SERVER = "clients", "server"
 KEY = {CLIENTS: DATA_FOLDER, SERVER: "server-folder"}  # where a folder is named
@@ -305,8 +305,9 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
 def matrix_tensors(name: str, x: Tensor) -> Tensors:
     """Write a matrix ``[n, f]`` of features as its non-zero entries, and whether it is dense."""
     row, column, value = entries(x)
-    form = torch.tensor([*x.shape, int(x.layout == torch.strided)])
-    parts = value, pointers(row, len(x)), column.to(torch.int32), form
+    is_dense = x.layout == torch.strided
+    columns = column if is_dense else column.to(x.col_indices().dtype)
+    parts = value, pointers(row, len(x)), columns, torch.tensor([*x.shape, int(is_dense)])
     return dict(zip([name + ending for ending in ENDINGS], parts, strict=True))
 
 
