@@ -479,7 +479,6 @@ def check_rows(x: Tensor) -> None:
 
 MOST_CLASSES = 1000  # with more different labels, they are taken for something else than classes
 CAPTIONS = 10  # with more labels than these, all different, they are taken for captions
-SHOWN = 8  # most labels that a note lists
 UNLABELLED = "-1"  # a word that stands for no label
 
 
@@ -519,6 +518,9 @@ def number_classes(
         names, labelled = sorted({*known}), len(known)
     if not labelled and not may_lack:
         raise DataError("y: no node has a label")
+    count = sum(map(len, labels))
+    without = [f"{count - labelled} of {count} nodes without a label"]
+    notes = without if labelled < count else []
     if declared is None and len(names) > MOST_CLASSES:
         why = f"above {MOST_CLASSES}: task=values learns numbers"
         raise DataError(f"y has {len(names)} labels, {why}")
@@ -530,19 +532,19 @@ def number_classes(
             node = int((one >= declared).nonzero()[0])
             raise DataError(f"y[{node}] is {one[node]}: not below num_classes = {declared}")
         if declared is not None or int(numbers[-1]) == len(numbers) - 1:
-            return Labels(y, declared or len(numbers), classes, _unlabelled(y))
+            return Labels(y, declared or len(numbers), classes, notes)
         y = [torch.where(one < 0, -1, torch.searchsorted(numbers, one)) for one in y]
     else:
         if classes is not None:
             if other := [name for name in names if name not in classes]:
-                raise DataError(f"y has {other[0]!r}: must be one of {_shown(classes)}")
+                raise DataError(f"y has {other[0]!r}: must be one of {', '.join(classes):.200}")
             names = list(classes)
         if declared is not None and len(names) > declared:
             raise DataError(f"y has {len(names)} different names, but num_classes is {declared}")
         number = {name: index for index, name in enumerate(names)} | {None: -1}
         y = [torch.tensor([number[word] for word in each]) for each in words]
-    note = f"labels {_shown(names)} taken as {len(names)} classes"
-    return Labels(y, len(names), tuple(names), [note, *_unlabelled(y)])
+    note = f"labels {', '.join(names):.200} taken as {len(names)} classes"
+    return Labels(y, len(names), tuple(names), [note, *notes])
 
 
 def words_of(labels: Tensor | list[str | None]) -> list[str | None]:
@@ -550,12 +552,6 @@ def words_of(labels: Tensor | list[str | None]) -> list[str | None]:
     if isinstance(labels, Tensor):
         return [None if one < 0 else str(one) for one in labels.tolist()]
     return labels
-
-
-def _unlabelled(y: Sequence[Tensor]) -> list[str]:
-    every = torch.cat([*y])
-    without = int((every < 0).sum())
-    return [f"{without} of {every.numel()} nodes without a label"] if without else []
 
 
 def declared_classes(count: object) -> int | None:
@@ -633,11 +629,6 @@ def _check_length(y: Tensor | list[str | None], n: int | None) -> None:
         raise DataError(f"y is {kind}: must be one class a node; of one-hot rows y.argmax(1)")
     if n is not None and len(y) != n:
         raise DataError(f"y is {kind}: must be int64 [{n}], one class for each row of x")
-
-
-def _shown(names: Sequence[str]) -> str:
-    listed = ", ".join(names[:SHOWN])
-    return listed if len(names) <= SHOWN else f"{listed}, … {names[-1]}"
 
 
 # Any: what a user gave, which is checked here
