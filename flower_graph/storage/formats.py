@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
-from flower_graph.storage.reading import MIB, MOST_TENSORS, open_regular
+from flower_graph.storage.reading import MIB, MOST_TENSORS, open_regular, unfolded
 
 MOST_UNPACKED = 64 * MIB  # of all members, if four times the archive is less
 SUFFIX = ".npy"
@@ -121,22 +121,11 @@ def load_saved(path: Path) -> Any:
     content = torch.load(path, map_location="cpu", mmap=is_zipped, weights_only=True)
     # Not by attributes of Data, some of which are computed (num_classes is not one).
     content = content.to_dict() if hasattr(content, "to_dict") else content
-    if _unfolded(content, {}, most) > most:
+    if unfolded(content, {}, most) > most:
         raise ValueError("its lists contain each other")
     if not isinstance(content, dict):
         return content
     return {key: _own(value, most) for key, value in content.items()}
-
-
-def _unfolded(value: object, sizes: dict[int, int], most: int) -> int:
-    """Count the values in nested lists, each list as often as it is referred to."""
-    if not isinstance(value, list | tuple | set | dict):
-        return 1
-    if id(value) not in sizes:
-        sizes[id(value)] = most + 1  # of a list that contains itself
-        parts = value.values() if isinstance(value, dict) else value
-        sizes[id(value)] = 1 + sum(_unfolded(part, sizes, most) for part in parts)
-    return sizes[id(value)]
 
 
 def _own(value: object, most: int) -> object:

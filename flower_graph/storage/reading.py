@@ -39,6 +39,7 @@ MOST_GRAPH = 8 * GIB  # tables, JSON and XML of nodes, which become arrays
 MOST_TENSORS = 1024 * GIB  # which take as much memory as the file, and are checked against its size
 DEPTH = 64  # lists and tables within each other
 MOST_NUMBER = 2**64  # of a whole number in JSON, of either sign
+MOST_NODES = 1 << 17  # of a YAML tree once its references are written out
 SEALED = b"flower-graph sealed 1\n"  # begins files that are encrypted (``storage.sealed``)
 _LONG = re.compile(rb"\d{20}")
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a surrogate pair, perhaps alone
@@ -202,16 +203,21 @@ def _number(text: str) -> int:
     return int(text)
 
 
-class _WithoutAliases(yaml.SafeLoader):  # type: ignore[misc]
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise ValueError("an alias (*) is not read; write its value")
-        return super().compose_node(parent, index)
-
-
 def check_yaml(text: str) -> None:
-    """Refuse YAML that is small and takes long: lists in lists, and aliases, which multiply."""
+    """Refuse YAML that is small and takes long: lists in lists, references to references."""
     if not _is_flat(text.encode()):  # its reader looks through all open ones at each word
         raise ValueError(f"it is nested deeper than {DEPTH} levels")
-    if "*" in text:
-        yaml.compose(text, _WithoutAliases)
+    if "*" in text and unfolded(yaml.compose(text), {}, MOST_NODES) > MOST_NODES:
+        raise ValueError(f"its aliases (*) stand for more than {MOST_NODES:,} entries")
+
+
+def unfolded(value: object, sizes: dict[int, int], most: int) -> int:
+    """Count the values in nested lists, each list as often as it is referred to."""
+    value = value.value if isinstance(value, yaml.Node) else value
+    if not isinstance(value, list | tuple | set | dict):
+        return 1
+    if id(value) not in sizes:
+        sizes[id(value)] = most + 1  # of a list that contains itself
+        parts = value.values() if isinstance(value, dict) else value
+        sizes[id(value)] = 1 + sum(unfolded(part, sizes, most) for part in parts)
+    return sizes[id(value)]
