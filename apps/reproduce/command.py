@@ -29,6 +29,7 @@ from flower_graph.storage.files import folder_lock, make_folder, named, write_te
 
 KEYS = ("data", "model", "method")
 READ = "How to read this: [README.md](README.md)."
+AGAIN = (TEST, "micro-f1")  # figures of lines that can be run again
 LEAST = 0.001  # that a row's figure may differ by when it is run again, besides two deviations
 
 
@@ -151,7 +152,7 @@ def run_again(paper: Paper, folder: Path, out: Path, *, all_seeds: bool = False)
     tasks = [
         (line, store.run(line, seed), results)
         for line, (results, *_) in make_rows(paper.lines, store).items()
-        if not line.trained
+        if not line.trained and any(one.name in AGAIN for one in line.wanted)
         for seed in (line.seeds if all_seeds else line.seeds[:1])
     ]
     if not tasks:
@@ -172,7 +173,7 @@ def compared(line: Line, run: Run, rows: Mapping[str, Row]) -> list[dict[str, st
     curves, found = train(run.settings), []
     for figure in line.wanted:
         row = rows.get(figure.label)
-        if row is None or figure.name not in (TEST, "micro-f1") or run.seed not in row["seeds"]:
+        if row is None or figure.name not in AGAIN or run.seed not in row["seeds"]:
             continue
         committed = row["values"][row["seeds"].index(run.seed)]
         again = value_of(figure.name, curves, figure.keys)

@@ -193,8 +193,13 @@ def _regression(pool: Pool) -> Tree:
     if not classes.numel():
         return _skipped("nobody has training nodes")
     folds, whole = 1 + int(fold.max()), int(train.sum())
-    row, column, value = entries(pool.x)
-    used = int(train[row].sum())
+    is_dense = pool.x.layout == torch.strided
+    is_dense = is_dense and 3 * int(pool.x.count_nonzero()) > pool.x.numel()
+    if is_dense:  # a list of its entries would take five times as much
+        values, used = pool.x.float(), int(pool.x[train].count_nonzero())
+    else:
+        row, column, values = entries(pool.x)
+        values, used = values.float(), int(train[row].sum())
     work = used * classes.numel() * folds
     if work > LARGEST:
         count = whole * LARGEST // work
@@ -207,14 +212,13 @@ def _regression(pool: Pool) -> Tree:
         sampled = {SAMPLE: count, TRAINING: whole}
     # One matrix whose features have variance 1 together, CSR if many entries are 0
     n, width = pool.x.shape
-    is_dense = pool.x.layout == torch.strided and 3 * len(value) > n * width
-    values = (pool.x if is_dense else value).float()
     mean = values.mean(0) if is_dense else torch.zeros(width).index_add_(0, column, values) / n
     square = float(values.double().square().sum()) / n
     variance = square - float(mean.double().square().sum())
     values = values / (math.sqrt(variance) if variance > 1e-9 * square else 1.0)
-    ptr = pointers(row, n)
-    x = values if is_dense else csr_tensor(ptr, column.to(torch.int32), values, (n, width))
+    x = values
+    if not is_dense:
+        x = csr_tensor(pointers(row, n), column.to(torch.int32), values, (n, width))
     y = torch.searchsorted(classes, pool.train_y)
     guesses = [torch.zeros_like(y) for _ in STRENGTHS]
     for number in range(folds):  # the nodes of a fold are predicted by a fit to the others

@@ -586,7 +586,9 @@ def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str
             return words
         if other := [one for one in numbers if math.isfinite(one) and not one.is_integer()]:
             raise FractionalLabelsError(f"y[{numbers.index(other[0])}] is {other[0]}: {fraction}")
-        if all(word is None or WHOLE.fullmatch(word) for word in words):
+        if all(word is None or WHOLE.fullmatch(word) for word in words) and all(
+            not abs(one) >= EXACT for one in numbers
+        ):
             return torch.tensor([-1 if word is None else int(word) for word in words]).long()
         return words
     given = column_of("y", y)
@@ -650,7 +652,8 @@ def as_tensor(key: str, value: Any) -> Tensor:
         if hasattr(value, "tocoo"):
             matrix = value.tocoo()
             places = torch.from_numpy(np.stack([matrix.row, matrix.col]))
-            return torch.sparse_coo_tensor(places, torch.from_numpy(matrix.data), matrix.shape)
+            given = torch.from_numpy(matrix.data)
+            return torch.sparse_coo_tensor(places, given, matrix.shape, check_invariants=True)
         return torch.as_tensor(value if isinstance(value, np.ndarray) else np.asarray(value))
 
 
@@ -714,6 +717,8 @@ def number_of(value: object, *, comma: bool = False) -> float | None:
         if WITH_COMMA.fullmatch(value) and not comma:
             raise DataError(f"{value!r} has a decimal comma: set data.decimal=comma")
         if "." in value and comma:
+            if number_of(value) is None:
+                return None
             raise DataError(f"{value!r} has a decimal point, but data.decimal=comma is set")
         value = value.replace(",", ".") if comma else value
     elif value is None:

@@ -467,7 +467,10 @@ def _parts(whole: NewGraph, how: ReadOptions) -> list[NewGraph]:
             raise DataError(f"{key}: must have {n} entries, one a node")
     given_names = given.pop(CLIENT, [])
     who = ["" if one is None else str(one) for one in given_names]
-    names = sorted({*who} - {""}, key=lambda one: one.zfill(20) if one.isdecimal() else one)
+    # Numbers by their size; 07 and 7 are two clients
+    names = sorted(
+        {*who} - {""}, key=lambda one: (not one.isdecimal(), one.zfill(20 * one.isdecimal()), one)
+    )
     if not names or any(isinstance(one, list) for one in given_names):
         raise DataError(f"{CLIENT} must be a word or a number a node, at least at one")
     number = {name: index for index, name in enumerate(names)}

@@ -74,7 +74,7 @@ KINDS: dict[str, type] = {
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
 # Of a matrix, besides its values: start and columns of each row, and [rows, columns, is dense].
-ENDINGS = ("", ".pointers", ".columns", ".form")
+ENDINGS = ("", ".pointers", ".columns", FORM := ".form")
 
 
 @dataclass(frozen=True)
@@ -303,9 +303,11 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
 
 
 def matrix_tensors(name: str, x: Tensor) -> Tensors:
-    """Write a matrix ``[n, f]`` of features as its non-zero entries, and whether it is dense."""
-    row, column, value = entries(x)
+    """Write a matrix ``[n, f]`` as it is, or, if it has many zeros, as its other entries."""
     is_dense = x.layout == torch.strided
+    if is_dense and 3 * int(x.count_nonzero()) > x.numel():
+        return {name: x}
+    row, column, value = entries(x)
     columns = column if is_dense else column.to(x.col_indices().dtype)
     parts = value, pointers(row, len(x)), columns, torch.tensor([*x.shape, int(is_dense)])
     return dict(zip([name + ending for ending in ENDINGS], parts, strict=True))
@@ -313,6 +315,8 @@ def matrix_tensors(name: str, x: Tensor) -> Tensors:
 
 def read_matrix(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
     """Read the output of :func:`matrix_tensors`; the same matrix in the same layout."""
+    if name in tensors and name + FORM not in tensors:
+        return tensors[name]
     values, start, column, form = (tensors[name + ending] for ending in ENDINGS)
     rows, columns, is_dense = form.tolist()
     matrix = csr_tensor(start, column, values, (rows, columns))

@@ -301,6 +301,7 @@ def lines(survey: Description) -> list[str]:
         learnt = f"{len(sizes)} classes ({', '.join(shown)}) on {f['labelled']:,} labelled nodes"
         same, chance = (_percent(f[key] or 0.0) for key in ("homophily", "homophily-by-chance"))
         alike = f"{same} of the edges join nodes of one class ({chance} by chance)"
+        alike = "no edge has two labelled ends" if f["homophily"] is None else alike
     return [
         f"{f['nodes']:,} nodes, {f['edges']:,} edges, {f['neighbours']:.1f} neighbours a node "
         f"(at most {f['most-neighbours']:,}; {f['isolated']:,} nodes without), "

@@ -15,6 +15,7 @@ import io
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import fields, replace
@@ -153,6 +154,8 @@ def load_graph(config: DataConfig, *, seed: int = 0, how: ReadOptions | None = N
         (x,), done, treatment = prepare_features([graph.x], *chosen, moved if moved[0] else None)
         graph = replace(graph, x=x, notes=(*notes, *done), treatment=treatment)
         # Of masks [n, k] the seed chooses one of the k splits
+        if len(splits := {mask.size(1) for mask in masks if mask.dim() == 2}) > 1:
+            raise DataError(f"masks have different numbers of splits: {sorted(splits)}")
         graph = graph.with_masks(m if m.dim() == 1 else m[:, seed % m.size(1)] for m in masks)
         check_masks(graph.masks, graph.y, graph.names)
     tell(source, graph.notes)
@@ -541,8 +544,12 @@ def _in_cache(
                     pass
 
         loader: Any = type(cls.__name__, (cls,), {"download": download})
-        with redirect_stdout(io.StringIO()):
-            return loader(root=str(folder / home), **arguments)
+        before, sys.stdin = sys.stdin, io.StringIO()  # no question of ogb's waits for an answer
+        try:
+            with redirect_stdout(io.StringIO()):
+                return loader(root=str(folder / home), **arguments)
+        finally:
+            sys.stdin = before
 
     places = [] if root is None else [root / name.group, root / SPLIT_FOLDER]
     files = [(path, path.stat()) for place in places for path in raw_files(place)]

@@ -275,6 +275,8 @@ def read_node_link(path: Path, how: ReadOptions) -> dict[str, object]:
     nodes, links = given.get("nodes"), given.get("links") or given.get("edges", given.get("links"))
     if not isinstance(nodes, list) or not isinstance(links, list):
         raise DataError("must be node-link JSON, with lists `nodes` and `links`")
+    if given.get("edges") and links != given["edges"]:
+        raise DataError("has `links` and `edges`, which differ: leave one out")
     if other := [one for one in (*nodes, *links) if not isinstance(one, dict)]:
         raise DataError(f"must be node-link JSON: {other[0]!r:.40} is no table")
     ids = []
