@@ -166,6 +166,7 @@ def test_names_go_along_with_a_graph_that_is_saved(tmp_path):
         (["007", "7", "7.0", None], ["007", "7", "7", None]),
         (["cat", "1.0", "NaN", "N/A"], ["cat", "1", None, None]),
         (["1e+05", "100000", "-1", "-1.0"], [100000, 100000, -1, -1]),
+        (["18446744073709551616", "2", "3", "3"], ["18446744073709551616", "2", "3", "3"]),
         (["1.5e3x", "1_0", "\u200bcat\ufeff", " cat "], ["1.5e3x", "1_0", "cat", "cat"]),
     ],
 )
@@ -474,6 +475,10 @@ READ: dict[str, tuple[Files, How, dict[str, Any]]] = {
         two("\u200bname,label\ufeff,age\n\u200ba,x,\u00a01\nb,y\u200b,2\n", EDGE + "\u200b\n"),
         PLAIN, SMALL,
     ),
+    "words with a point where numbers have a comma": (
+        two("name;label;age\na;x;St. Gallen\nb;y;a.b\n", EDGE.replace(",", ";")),
+        COMMA._replace(categories="one-hot"), {"x": [[1, 0], [0, 1]]},
+    ),
     "capitals": (
         two("Name;LABEL;Age\r\na;x;1\r\nb;y;2\r\n", "SOURCE\tTarget\na\tb\n"), PLAIN, SMALL
     ),
@@ -629,6 +634,7 @@ REFUSED: list[tuple[Files, How, str]] = [
     ({"g.json": "[1]"}, PLAIN, r"g\.json.*nodes.*links"),
     ({"g.json": '{"nodes": 3, "links": []}'}, PLAIN, r"g\.json.*nodes"),
     ({"g.json": '{"nodes": [3], "links": []}'}, PLAIN, r"g\.json: .*: 3"),
+    (both(links=IN_JSON["edges"][:1]), PLAIN, r"g\.json: .*differ"),
     (both(nodes=MANY), How(missing="mean"), ".*attributes"),
     (changed("id", "anna"), PLAIN, r"g\.json: node 1: name: 'anna'"),
     (changed("age", "old"), PLAIN, r"g\.json: node 1: age: 'old'"),
