@@ -236,16 +236,11 @@ def test_nothing_leaves_a_supernode_with_a_key_of_its_own(
     assert "identity-key" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),  # all others: tests/secure/test_identity.py
-    [({"identity-key": None}, "identity-key: None"), ({"identity-key": "/nowhere"}, "/nowhere:")],
-)
+@pytest.mark.parametrize("changes", [{"identity-key": None}, {"identity-key": "/nowhere"}])
 def test_settings_that_are_wrong_are_no_reason_to_trust_the_server(
-    changes: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The SuperNode's own log has what is wrong; the server is told nothing of it."""
     given = write_keys(5, tmp_path)[0] | changes
     node = {key: value for key, value in given.items() if value is not None}
     reason = asked(client_app(ALL["fedgls"].load(), None), tmp_path, node=node)
-    assert "RefusedError" in reason and "the log" in reason and "/" not in reason
-    assert said in caplog.text
+    assert "RefusedError" in reason and "/" not in reason

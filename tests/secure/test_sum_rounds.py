@@ -108,8 +108,8 @@ def test_dropouts_at_each_stage(stage, per_host):
     ("stage", "count", "why"),
     [
         # 13 at most: of the rest, those are not ready whose random partners are too few by now.
-        ("prepare", 7, r": (\d|1[0-3]) of 20 clients are ready, at least 14 must"),
-        ("mask", 7, ": 13 of 20 clients sent their vectors, at least 14 must"),
+        ("prepare", 7, r"^(\d|1[0-3]) of 20 clients are ready, at least 14 must"),
+        ("mask", 7, "13 of 20 clients sent their vectors, at least 14 must"),
         ("unmask", 16, "too few shares"),
     ],
 )

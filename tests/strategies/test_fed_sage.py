@@ -73,7 +73,7 @@ def run_sage(
 
 
 def test_local_sage_sends_no_payload_and_fed_sage_all_of_it() -> None:
-    assert run_sage(LocalSage)[0].payload == {"up": {}, "down": {}}
+    assert run_sage(LocalSage)[0].payload == {"up": {"weights": 0}, "down": {"weights": 0}}
     strategy, _ = run_sage(FedSage)
     state = {name: value.numel() for name, value in strategy.shared.make().state_dict().items()}
     classifier = 4 * sum(count for name, count in state.items() if "generator" not in name)

@@ -437,9 +437,9 @@ def saved_users(folder: Path, server_round: int) -> dict[int, dict[str, Tensor]]
     found: dict[int, dict[str, Tensor]] = {}
     for path in sorted(checkpoint.round_folder(folder, server_round).glob("client-*")):
         tensors = checkpoint.load_client(path)
-        if "beside/rows" not in tensors:
+        if "rows" not in tensors:
             continue
-        start = tensors["beside/rows"].tolist()
+        start = tensors["rows"].tolist()
         for place, user in enumerate(tensors["clients"].tolist()):
             rows = slice(start[place], start[place + 1])
             local = {name: tensors[name][rows] for name in ("weight", "exp-avg", "exp-avg-sq")}
