@@ -389,6 +389,7 @@ Floats = NDArray[np.float64]
 # Evaluates the embeddings of all of a client's nodes, given the round and whether it is the last
 Judge = Callable[[FloatArray, int, bool], Mapping[str, float]]
 RUN = "public-run"  # in Context.state: the run of a SuperNode with a key of its own
+NODES = "public-nodes"  # in Context.state: a hash of the ids that it has enrolled with
 ROUNDS = b"public-rounds"  # in its journal
 
 
@@ -544,7 +545,7 @@ class PublicNodeClient(NumPyClient):
         if len(dimensions) != 1 or len(set(numbers)) != len(numbers):
             given = f"client numbers {brief(numbers)}, dimensions {brief(sorted(dimensions))}"
             raise ValueError(f"members: {given}; allowed are different numbers, one dimension")
-        self.members = dict(zip(numbers, members, strict=True))
+        self.context, self.members = context, dict(zip(numbers, members, strict=True))
         self.public = {number: member.public for number, member in self.members.items()}
         self.outputs = outputs or ClientOutputs(context)
         self._make = models or partial(SingleModels, members)
@@ -558,11 +559,22 @@ class PublicNodeClient(NumPyClient):
         return self.enrolment().to_config()
 
     def enrolment(self) -> EmbeddingEnrolment:
+        self.context.state[NODES] = ConfigRecord({NODES: self._digest()})
         dimension, handled = next(iter(self.members.values())).dimension, self._state.processed()
         return EmbeddingEnrolment(list(self.public), [*self.public.values()], dimension, handled)
 
+    def asked(self, parameters: Parameters, config: Config) -> PublicRequest:
+        """Read a request; refuse it if the public nodes have changed since the enrolment."""
+        enrolled = self.context.state.config_records.get(NODES)
+        if enrolled is not None and enrolled[NODES] != self._digest():
+            raise RefusedError("public nodes: other ids, or another order, than at the enrolment")
+        return PublicRequest.from_numpy(parameters, config, public=self.public)
+
+    def _digest(self) -> bytes:
+        return hashlib.sha256(framed(*claim_parts(0, self.public))).digest()
+
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        request = PublicRequest.from_numpy(parameters, config, public=self.public)
+        request = self.asked(parameters, config)
         with self._state.opened(follows=request.follows) as held:
             reply = self.trained(held, request, request.targets)
         return self.saved(reply).to_numpy()
@@ -709,7 +721,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Rotate the mean back, train, embed, measure, rotate and mask (steps 2 to 4)."""
-        request = PublicRequest.from_numpy(parameters, config, public=self.public)
+        request = self.asked(parameters, config)
         order = SumOrder.from_config(config, sizes=[ids.size for ids in request.nodes])
         self.keys()  # before anything is trained: without keys there is no round
         layout, ring = self._layout(request, order, config), Ring.from_config(config)

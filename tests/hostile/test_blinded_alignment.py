@@ -54,6 +54,9 @@ def test_more_clients_than_can_be_aligned_are_named_and_the_rest_aligned() -> No
     aligner.enroll(2, range(MAX_CLIENTS - 1, MAX_CLIENTS + 2))
     assert [client for client, _ in aligner.blamed] == [MAX_CLIENTS, MAX_CLIENTS + 1]
     assert "no more can be aligned" in aligner.blamed[0][1]
+    plain = AlignmentServer(plain=True)
+    plain.enroll(1, range(MAX_CLIENTS + 1))
+    assert not plain.blamed
 
 
 # Unions that fail ---------------------------------------------------------------------------------

@@ -148,3 +148,16 @@ def test_who_is_not_drawn_and_who_knows_no_seed_evaluates_nothing():
     setting.hosts[1]._draw = []
     with pytest.raises(RefusedError, match="seed"):
         setting.hosts[1].answer(guess(setting, 3, 1, np.zeros((16, 32), np.uint8), 1))
+
+
+def test_a_wrong_proof_is_refused_by_the_server_and_its_key_holder_replaced():
+    setting, draw = Setting(), drawn(SEED, range(5))
+    setting.exchange()
+    request = setting.server.requests()[draw[0]]
+    reply = setting.reply(draw[0], request.to_config())
+    setting.server.take(draw[0], reply | {"align-proofs": reply["align-proofs"][::-1]})
+    for party in draw[1:3]:
+        setting.server.take(party, setting.reply(party, setting.server._asked[party].to_config()))
+    ((client, why),) = setting.server.blamed
+    assert client in setting.nodes[draw[0]] and "a wrong proof" in why
+    assert list(setting.exchange()) == [draw[3]]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sum_helpers import TERMS, World, mask, wire
-from test_sum_rounds import refused, tampering, zeros
+from test_sum_rounds import masked_world, refused, tampering, zeros
 
 from flower_graph.errors import RefusedError
 from flower_graph.secure.sum.client import SumClient
@@ -181,6 +181,18 @@ def test_terms_with_which_few_could_open_a_vector():
     ):
         refused(why, host.prepare, replace(request, **change), error=RefusedError)
     host.prepare(request)
+
+
+def test_a_holder_tells_nothing_of_whom_it_did_not_take():
+    """The round stays open for the truth."""
+    world = masked_world(40, 4)
+    node, request = next(iter(world.requests("unmask", 0).items()))
+    host = world.hosts[node]
+    kept = host._rounds[0]
+    kept.live = ~np.eye(1, kept.partners.size, dtype=bool)[0]
+    refused("took no part", host.unmask, request, error=RefusedError)
+    kept.live = np.ones_like(kept.live)
+    assert host.unmask(request).kinds.all()
 
 
 @pytest.mark.parametrize("hosted", [1, 3])

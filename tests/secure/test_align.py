@@ -118,6 +118,8 @@ def test_what_else_a_host_of_blinded_identities_refuses() -> None:
             AlignmentClient.from_bytes(host.to_bytes(), run, data)
     with pytest.raises(ValueError, match=r"clients 1.*4"):
         AlignmentClient(RUN, {1: [1], 4: ["1"]})
+    with pytest.raises(RefusedError, match="'identities'"):  # in the clear
+        host.answer(ids.PlainRequest(np.array([0])).to_config())
 
 
 def tokens(alignment: Alignment) -> set[bytes]:

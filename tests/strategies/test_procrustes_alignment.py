@@ -150,6 +150,18 @@ def test_a_supernode_that_comes_back_with_other_nodes_is_refused() -> None:
     assert "client 2" in report.rejected[0]["reason"]
 
 
+def test_nodes_that_change_without_an_enrolment_are_refused() -> None:
+    members, strategy = toy_members()[1:], ProcrustesAlignment(absent="last")
+    strategy.session.open(make_grid(members, 3), 5.0)
+    strategy.round(1)
+    one = members[1]
+    members[1] = replace(one, nodes=one.nodes[[0, 1, 2, 3, 5, 4]])  # as many, in another order
+    report = strategy.round(2)
+    assert report is not None
+    assert (report.asked, report.answered) == (3, 2)
+    assert "public nodes" in report.rejected[0]["reason"]
+
+
 def test_every_pair_is_drawn_once_and_one_at_a_time() -> None:
     for count in (1, 2, 4, 7):
         drawn = list(draw_pairs(count, torch.Generator().manual_seed(3)))
