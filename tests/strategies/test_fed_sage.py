@@ -30,9 +30,11 @@ from flower_graph.strategies.fed_sage.modules import (
     SageModel,
     distance_gradient,
     generator_loss,
+    split_like,
 )
 from flower_graph.strategies.fed_sage.strategy import (
     FedSage,
+    GeneratorRequest,
     LocalSage,
     SageClient,
 )
@@ -216,6 +218,37 @@ def test_generator_loss_equals_a_slow_one_with_its_gradient(place: int) -> None:
     for grad, exact in zip(found, wanted, strict=True):
         exact = torch.zeros_like(grad) if exact is None else exact
         torch.testing.assert_close(grad, exact, atol=1e-5, rtol=1e-4)
+
+
+def test_learning_together_follows_the_mean_of_own_and_foreign_gradients() -> None:
+    """With Adam's first step the weights move by its rate against the sign of the gradient."""
+    egos, client = networks(), new_client()
+    first = GeneratorRequest(0, share=True)
+    shown, _, entries = client.generate(*first.to_numpy()[::2])
+    (gradient,), *_ = client.compare(shown, entries)
+    before = [dict(one.module.generator.named_parameters()) for one in learners_of(client)]
+    before = [{n: p.detach().clone() for n, p in own.items()} for own in before]
+    grads = []
+    for ego, one in zip(egos, learners_of(client), strict=True):
+        graph, made_by = impaired(ego), one.module.generator
+        noise = made_by.noise(ego.client, "together", 1, torch.empty(len(graph.rest), LATENT))
+        loss = generator_loss(one.module, graph, noise)
+        grads.append(torch.autograd.grad(loss, made_by.feature_weights()))
+    request = GeneratorRequest(1, share=False, gradient=gradient, others=5)
+    client.generate(*request.to_numpy()[::2])
+    for place, (ego, one) in enumerate(zip(egos, learners_of(client), strict=True)):
+        nodes = len(impaired(ego).rest)
+        others = split_like(torch.from_numpy(gradient[place]), grads[place])
+        for name, grad, other in zip(FEATURES, grads[place], others, strict=True):
+            mean = (grad + other / nodes) / 6
+            mean = mean + 1e-4 * before[place][name]  # weight decay
+            moved = one.module.generator.get_parameter(name) - before[place][name]
+            clear = mean.abs() > 1e-5
+            torch.testing.assert_close(
+                moved[clear], -1e-3 * mean.sign()[clear], atol=5e-6, rtol=5e-3
+            )
+        for name, value in one.module.generator.named_parameters():
+            assert name in FEATURES or torch.equal(value, before[place][name]), name
 
 
 def test_a_client_that_trains_has_a_generator_and_its_classifier_starts_again() -> None:

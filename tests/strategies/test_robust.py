@@ -163,3 +163,11 @@ def test_methods_that_take_them(
         settings.strategy.name = name
         with pytest.raises(ConfigError, match=rf"{average}.*strategy\.name={name}"):
             settings.validate()
+
+
+def test_not_with_noise_for_a_mean() -> None:
+    settings = FedGLSConfig()
+    settings.strategy.robust = "median"
+    settings.privacy.epsilon, settings.privacy.form = 8.0, "central"
+    with pytest.raises(ConfigError, match=r"strategy\.robust=median"):
+        settings.validate()
