@@ -213,17 +213,17 @@ def arrays_of(message: Message) -> tuple[list[tuple[str, str]], list[NDArray[np.
     # The arrays are copies: a client may write into them, and in one process several clients would
     # otherwise write into the server's bytes.
     slots, arrays = [], []
-    for record_name, record in message.content.array_records.items():
-        for key, array in record.items():
-            slots.append((record_name, key))
-            arrays.append(decode_array(f"{record_name}/{key}", array, copy=True))
+    for name, record in message.content.items():  # ``array_records``: see ``record_of``
+        for key, array in record.items() if isinstance(record, ArrayRecord) else ():
+            slots.append((name, key))
+            arrays.append(decode_array(f"{name}/{key}", array, copy=True))
     return slots, arrays
 
 
 # Any, here and below: entries have whatever types Flower's records take, lists too
 def config_of(message: Message) -> dict[str, Any]:
     """Merge the config records of a message."""
-    records = message.content.config_records.values()
+    records = (one for one in message.content.values() if isinstance(one, ConfigRecord))
     return {key: value for record in records for key, value in record.items()}
 
 

@@ -25,7 +25,7 @@ from flower_graph.data.graph import ClientGraph, called
 from flower_graph.errors import OutputError, brief
 from flower_graph.storage.files import private_folder, remove, replaced, saying
 from flower_graph.storage.formats import read_arrays, read_tensors, write_tensors
-from flower_graph.storage.reading import Tree, read_json, reading
+from flower_graph.storage.reading import MOST_RECORD, Tree, read_json, reading
 from flower_graph.wire.keys import ROLES
 
 NO_CLIENT = -1  # client number of the server's own rows
@@ -533,7 +533,7 @@ def read_models(folder: Path) -> list[SavedModels]:
         return []
     path = folder / f"{stem}.json"
     with reading(path, OutputError, "not models of a run"):
-        tensors, _ = read_tensors(folder / f"{stem}.safetensors")
+        tensors, _ = read_tensors(folder / f"{stem}.safetensors", MOST_RECORD)
         parts: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             number, kind, key = (f"0/shared/{name}" if stem == ONE else name).split("/", 2)

@@ -35,8 +35,8 @@ class Participation:
         """Say what became of clients; if ``asked``, of the clients among them that have failed."""
         at = np.searchsorted(self.clients, clients)
         if asked:
-            at = at[np.append(self.clients, -1)[at] == clients]
-            at = at[self._is(FAILED)[at]]
+            is_known = np.append(self.clients, -1)[at] == clients
+            at = at[is_known & np.append(self._is(FAILED), False)[at]]
         self._outcome[at] = self._codes.setdefault((state, reason), len(self._codes))
 
     def _is(self, *states: int) -> NDArray[np.bool_]:

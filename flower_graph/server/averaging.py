@@ -15,6 +15,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -278,7 +279,8 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
 
     def begin(self, initial_arrays: ArrayRecord | None) -> None:
         self.arrays = self.first_arrays() if initial_arrays is None else initial_arrays
-        self._started = {**vars(self)}
+        own = vars(self).items()
+        self._started = {n: copy.deepcopy(v) if isinstance(v, MUTABLE) else v for n, v in own}
         self.summary()
 
     def round(self, server_round: int) -> RoundReport:
@@ -382,8 +384,7 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
             "strategy": {
                 name: value
                 for name, value in vars(self).items()
-                if name not in NOT_SAVED
-                and (isinstance(value, MUTABLE) or value is not self._started.get(name))
+                if name not in NOT_SAVED and not _same(value, self._started.get(name))
             },
             "clients": self.session.members.everyone(),
             "arrays": self.arrays,
@@ -647,8 +648,8 @@ def _check_part(reply: Message, wanted: Wanted) -> tuple[float, Form]:
                 raise MalformedReplyError(f"{name} has type {values.dtype}, expected {array.dtype}")
         if wanted.rows and (count := clients_of(reply)) > 1:
             raise MalformedReplyError(f"it speaks for {count} clients; one was asked")
-    sizes = {name: len(v) if isinstance(v, list) else -1 for name, v in metrics.items()}
-    return weight, frozenset({**sizes, f"record {record}": 0}.items())
+    sizes = [(name, len(v) if isinstance(v, list) else -1) for name, v in metrics.items()]
+    return weight, frozenset([*sizes, (record, -2)])  # no metric has this size
 
 
 def _require_within(name: str, value: float, least: float, most: float) -> None:
@@ -715,6 +716,14 @@ def too_few(how: RobustSection, answers: int) -> str:
     if how.robust == common.MEDIAN and answers < 3:
         return f"the median of {answers} clients is their mean"
     return ""
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, MUTABLE) and type(one) is type(other):
+        with suppress(Exception):  # of what cannot be compared
+            np.testing.assert_equal(one, other)
+            return True
+    return one is other
 
 
 # A client's answer ------------------------------------------------------------------------------

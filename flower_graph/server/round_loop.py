@@ -463,8 +463,9 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
     def round(self, server_round: int) -> RoundReport | None:
         self.requests = dict(self.ask(server_round))
         contents = {node: request.to_record() for node, request in self.requests.items()}
-        for node, content in contents.items():
-            content.config_records[CONFIG].update(self.entries.get(node, {}))
+        for node, entries in self.entries.items():
+            if node in contents:
+                contents[node].config_records[CONFIG].update(entries)
         self.session.asked = {
             node: np.asarray(one.clients, np.int64) for node, one in self.requests.items()
         }

@@ -181,7 +181,8 @@ class Membership:
         return refused
 
     def _read(self, node: int, content: RecordDict) -> object:
-        check_format(content)
+        if (version := check_format(content)) != __version__:
+            LOG.warning("node %d has flower-graph %s, the server %s", node, version, __version__)
         return self.read(node, content)
 
     def note(self, rejected: Iterable[Rejected]) -> None:
@@ -235,19 +236,18 @@ class Membership:
             return ""
         if not clients:
             return f"it does not say which clients it hosts, and {MEMBERS} has others"
-        before = {self.bound.get(client) for client in clients}
-        if len(before) == 1 and None not in before:
-            # Clients that one SuperNode had before newcomers may be hosted together still
-            (old,) = before
-            if set(clients) == {client for client, at in self.bound.items() if at == old}:
-                return ""
         rows = [row for row in self.listed if row.clients.issuperset(clients)]
+        has_other_row = any(row.node == node for row in self.listed if row not in rows)
+        if rows and not has_other_row and rows[0].node in (None, node):
+            return ""
+        # Clients that one SuperNode had before newcomers may be hosted together still
+        before = {self.bound.get(client) for client in clients}
+        together = {client for client, at in self.bound.items() if at in before}
+        if len(before) == 1 and together == set(clients):
+            return ""
         if not rows:
             return f"no SuperNode hosts clients {ranges(clients)} together by {MEMBERS}"
-        has_other_row = any(row.node == node for row in self.listed if row is not rows[0])
-        if has_other_row or rows[0].node not in (None, node):
-            return f"clients {ranges(clients)} are another SuperNode's by {MEMBERS}"
-        return ""
+        return f"clients {ranges(clients)} are another SuperNode's by {MEMBERS}"
 
     def _too_many(self, claims: Mapping[int, list[int]], here: Collection[int]) -> dict[int, str]:
         """Refuse newcomers beyond `most`; SuperNodes that return with their clients go before."""
@@ -283,6 +283,7 @@ class Membership:
 
     def move(self, old: int, node: int) -> None:
         self.clients = renamed(self.clients, old, node)
+        self.bound.update(zip(self.clients.get(node, ()), repeat(node)))
         self._arrays.pop(old, None)
 
     def forget(self, node: int) -> None:
@@ -327,12 +328,15 @@ def renamed(by_node: Mapping[int, T], old: int, node: int) -> dict[int, T]:
     return {node if at == old else at: one for at, one in by_node.items()}
 
 
-def check_format(content: RecordDict) -> None:
-    """Refuse an answer to ``query`` in another format; a plain ClientApp's names none."""
+def check_format(content: RecordDict) -> str:
+    """Refuse an answer to ``query`` in another format; return its version of this library."""
+    # A plain ClientApp's names neither
     answer = record_of(content, CONFIG, ConfigRecord) or ConfigRecord()
+    version = one_line(answer.get(VERSION, __version__), 40)
     if answer.get(MESSAGE_FORMAT, FORMAT) != FORMAT:
-        theirs = f"{one_line(answer[MESSAGE_FORMAT], 20)} of {one_line(answer.get(VERSION), 40)}"
+        theirs = f"{one_line(answer[MESSAGE_FORMAT], 20)} of {version}"
         raise MalformedReplyError(f"message format {theirs}, expected {FORMAT} of {__version__}")
+    return version
 
 
 class Session:

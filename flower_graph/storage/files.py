@@ -146,7 +146,7 @@ def private_folder(folder: Path) -> None:
     try:
         with _opened(folder) as handle:
             os.fchmod(handle, 0o700)
-    except PermissionError as error:  # another user's, or a file system without modes
+    except OSError as error:  # another user's, or a file system without modes
         LOG.warning("%s is open to other users and stays so: %s", folder, error)
 
 
@@ -226,6 +226,10 @@ def replaced(path: Path, mode: int = 0o600, *, lasting: bool = True) -> Iterator
     make_folder(path.parent, 0o700 if mode == 0o600 else 0o777)
     part = f".{path.name}.{os.getpid()}"
     with _opened(path.parent) as folder:
+        for left in os.listdir(folder):  # of a process that died while it wrote this file
+            number = left.removeprefix(f".{path.name}.")
+            if number != left and number.isdecimal() and not os.path.exists(f"/proc/{number}"):
+                os.unlink(left, dir_fd=folder)
         try:
             with suppress(FileNotFoundError):
                 os.unlink(part, dir_fd=folder)

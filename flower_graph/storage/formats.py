@@ -44,12 +44,21 @@ def read_arrays(path: Path | str) -> dict[str, NDArray[Any]]:
     """
     arrays = dict[str, NDArray[Any]]()
     with open_regular(path, MOST_TENSORS) as stream, zipfile.ZipFile(stream) as archive:
-        most = max(4 * os.fstat(stream.fileno()).st_size, MOST_UNPACKED)
-        if (claimed := sum(member.file_size for member in archive.infolist())) > most:
+        most, members = (
+            max(4 * os.fstat(stream.fileno()).st_size, MOST_UNPACKED),
+            archive.infolist(),
+        )
+        if any(
+            one.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for one in members
+        ):
+            raise ValueError("it is packed in a way that unfolds without bounds")
+        if (claimed := sum(member.file_size for member in members)) > most:
             raise ValueError(f"its members have {claimed:,} bytes, at most {most:,} are unpacked")
-        for member in archive.infolist():
+        for member in members:
             with archive.open(member) as file:
                 array = npy.read_array(file, allow_pickle=False)
+                if file.read(1):
+                    raise ValueError(f"{member.filename}: has more bytes than its head says")
             if array.dtype.kind not in "biufUS" or not array.itemsize:
                 raise ValueError(f"{member.filename}: has dtype {array.dtype!s:.60}")
             arrays[member.filename.removesuffix(SUFFIX)] = array
@@ -59,14 +68,18 @@ def read_arrays(path: Path | str) -> dict[str, NDArray[Any]]:
 # Files of tensors ---------------------------------------------------------------------------------
 
 # Safetensors' own reader checks the head and all sizes against the file's.
+MOST_HEAD = 100 * MIB  # its own bound; a head unfolds in memory to twenty times that
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], Metadata]:
+def read_tensors(path: Path, head: int = MOST_HEAD) -> tuple[dict[str, Tensor], Metadata]:
     """Read a file's tensors, on first use, and its metadata.
 
     ``OSError``, ``ValueError`` or ``SafetensorError`` if it is not a regular safetensors file.
     """
-    with open_regular(path, MOST_TENSORS), safe_open(path, "pt") as file:
+    with open_regular(path, MOST_TENSORS) as stream:
+        if (length := int.from_bytes(stream.read(LENGTH), "little")) > head:
+            raise ValueError(f"its head has {length:,} bytes, at most {head:,} are read")
+    with safe_open(path, "pt") as file:
         metadata = dict(file.metadata() or {})
     return _computed(load_file(path)), metadata
 

@@ -54,6 +54,8 @@ def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[np.g
     """Read Flower's ``Array`` as an ndarray, by default without a copy."""
     data, shape = array.data, tuple(array.shape)
     try:
+        if len(array.dtype) > 99 or len(shape) > 64:  # NumPy's most; longer ones cost time
+            raise ValueError
         # The head must be what NumPy writes for the type and the shape that the array claims
         dtype = np.dtype(array.dtype)
         heads = (_header(dtype, shape, fortran) for fortran in (False, True))

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hostile_files import try_all
+from hostile_files import npy, packed, try_all
+from safetensors.torch import save
 
-from flower_graph.storage.formats import load_saved
+from flower_graph.storage.formats import load_saved, read_arrays, read_tensors
 
 
 def check(count: int, by_hand: int, seed: int = 0) -> None:
@@ -56,3 +57,20 @@ def test_what_is_honest_is_read(tmp_path: Path, zipped: bool) -> None:
             assert torch.equal(found[name].to_dense(), value.to_dense())
         else:
             assert found[name] == value
+
+
+def test_what_would_unfold_without_bounds_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    path.write_bytes(packed({"a.npy": npy("<i8", "(8,)")}))
+    assert read_arrays(path)["a"].tolist() == [0] * 8
+    for data in (packed({"a.npy": npy("<i8", "(8,)")}, how) for how in (12, 14)):  # bzip2, LZMA
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match="without bounds"):
+            read_arrays(path)
+    path.write_bytes(packed({"a.npy": npy("<i8", "(7,)")}))
+    with pytest.raises(ValueError, match="more bytes"):
+        read_arrays(path)
+    path.write_bytes(save({str(number): torch.zeros(0) for number in range(20)}))
+    assert len(read_tensors(path)[0]) == 20
+    with pytest.raises(ValueError, match="its head has"):
+        read_tensors(path, 1000)

@@ -371,6 +371,9 @@ def test_metrics_as_most_have_them():
     nodes, reasons = check(*answers)
     assert nodes == [2, 4]
     assert reasons == dict.fromkeys((1, 3), "metrics are not as in the other replies: ['by-role']")
+    # A metric's name cannot stand for what the check itself notes
+    odd = [content(metrics=common | {"record metrics": [1.0] * n, "metrics": n}) for n in (1, 2)]
+    assert check(*[content(metrics=common)] * 2, *odd)[0] == [1, 2]
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, [1.0, math.nan]])
@@ -404,6 +407,7 @@ class Remembers(Simple, FedAdam):
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
         self.history: list[Any] = []
+        self.helpers = {"double": lambda one: 2 * one}  # no checkpoint can hold it, and none need
 
     def combine(self, replies: Any) -> Combined:
         self.history.append([self._number, "x", None, True])

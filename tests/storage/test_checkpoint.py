@@ -1,3 +1,5 @@
+import os
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +72,17 @@ def test_a_file_of_another_run_or_an_older_version_is_refused(tmp_path: Path):
     save_file({"a": torch.ones(1)}, path)
     with pytest.raises(CheckpointError, match="SHA-256"):
         checkpoint.load_client(path)
+
+
+def test_half_files_of_dead_processes_go(tmp_path: Path):
+    path = tmp_path / "client-0.safetensors"
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left, alive = (path.with_name(f".{path.name}.{pid}") for pid in (dead.pid, os.getppid()))
+    for part in (left, alive):
+        part.write_bytes(b"half")
+    checkpoint.save_client(path, {"a": torch.ones(1)}, RUN)
+    assert not left.exists() and alive.exists(), "another process is writing it"
 
 
 def test_a_client_keeps_its_own_last_three_rounds(tmp_path: Path):
