@@ -75,3 +75,13 @@ def test_points_over_words(drawn: list[Axes]) -> None:
     assert other.lines[0].get_xdata(orig=False).tolist() == [0, 1]  # type: ignore[union-attr]
     assert list(other.lines[1].get_ydata()) == [0.0, 0.0]
     assert other.get_legend_handles_labels()[1] == ["Cora"]
+
+
+def test_all_names_of_curves_stand_within_the_picture() -> None:
+    names = ["train", "val", "test", *("a baseline of a long name" + " x" * n for n in range(5))]
+    panel = Panel({name: Line([1, 2], [[0.1, 0.2]]) for name in names})
+    for size in ((4.6, 3.3), (14.8, 3.2)):
+        figure = plots.picture([[partial(plots.draw_panel, panel=panel)]], size)
+        figure.draw_without_rendering()
+        inside = figure.legends[0].get_window_extent()
+        assert inside.x0 >= 0 and inside.x1 <= figure.bbox.x1

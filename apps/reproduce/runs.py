@@ -262,7 +262,9 @@ class Store:
                 settings = self.kept[kept]["settings"]
                 # A setting that one lacks is newer than the run, or became a constant since.
                 if all(now.get(key, value) == value for key, value in settings.items()):
-                    with reading(self.out / RUNS, OutputError, "not a kept run"):
+                    with reading(
+                        self.out / RUNS, OutputError, "kept by another version, or damaged"
+                    ):
                         stored = self.kept[kept]["curves"]
                         self._found[run] = Curves(
                             **_each(lambda value: math.nan if value is None else value, stored)

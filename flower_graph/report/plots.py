@@ -113,7 +113,10 @@ def picture(
         for handle, name in zip(*cell.get_legend_handles_labels(), strict=True):
             handles.setdefault(str(name), handle)
     if handles:
-        shown, columns = ([*handles.values()], [*handles]), min(len(handles), 3 * columns)
+        (width, height), entry = figure.get_size_inches(), 0.6 + 0.075 * max(map(len, handles))
+        columns = max(1, min(len(handles), int(width / entry)))  # as many as fit
+        figure.set_size_inches(width, height + 0.18 * (-(-len(handles) // columns) - 1))
+        shown = [*handles.values()], [*handles]
         figure.legend(*shown, loc="outside lower center", ncols=columns)
     if title:
         figure.suptitle(title)

@@ -37,6 +37,7 @@ from flower_graph.data.sources.names import (
 )
 from flower_graph.errors import DataError, OutputError
 from flower_graph.storage.files import data_root
+from flower_graph.wire.keys import ROLES
 
 X = np.array([[1, 0, 1], [0, 2, 0], [0, 0, 0], [1, 1, 2]], dtype=np.float32)
 # Rows of X divided by their sums.
@@ -255,6 +256,13 @@ def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(tmp_path):
         with pytest.raises(DataError, match=rf"{name}\.pt: {message}") as caught:
             load_file(tmp_path / f"{name}.pt")
         assert "\n" not in str(caught.value)
+    masks = {f"{part}_mask": torch.ones(4, k) > 0 for part, k in zip(ROLES, (3, 2, 3), strict=True)}
+    save(
+        tmp_path / "k.pt",
+        Data(x=torch.rand(4, 2), edge_index=OWN["edge_index"], y=torch.ones(4).long(), **masks),
+    )
+    with pytest.raises(DataError, match=r"k\.pt: .*\[2, 3\]"):
+        load_graph(DataConfig(str(tmp_path / "k.pt")))
     with pytest.raises(DataError, match=r"client 3.*HeteroData"):
         client_graph_from_data(3, HETERO)
 

@@ -180,10 +180,8 @@ def holdings(data: Graph | Clients, clients: int, called: str) -> str:
     held = f"{clients:,} {called}"
     if isinstance(data, Clients):
         sizes, without = [graph.y.numel() for graph in data], sum(not g.edges.numel() for g in data)
-        held += (
-            f" of {min(sizes):,} to {max(sizes):,} nodes, {sum(sizes):,} together, "
-            f"{without:,} of them without edges"
-        )
+        held += f", {without:,} of them without edges; {min(sizes):,} to {max(sizes):,} nodes each"
+        held += f", {sum(sizes):,} together"
     return "; ".join([held, ", ".join(f"{role} {count:,}" for role, count in roles.items())])
 
 
