@@ -236,7 +236,8 @@ class Membership:
             return ""
         if not clients:
             return f"it does not say which clients it hosts, and {MEMBERS} has others"
-        rows = [row for row in self.listed if row.clients.issuperset(clients)]
+        one = min(clients)
+        rows = [r for r in self.listed if one in r.clients and r.clients.issuperset(clients)]
         has_other_row = any(row.node == node for row in self.listed if row not in rows)
         if rows and not has_other_row and rows[0].node in (None, node):
             return ""
@@ -513,8 +514,10 @@ class Session:
         silent = {entry.node_id: entry.reason for entry in reversed(self.rejected)}
         for node, clients in asked.items():
             result.mark(clients, FAILED, silent.get(node) or no_use or "its answer was not used")
-        for why, clients in grouped(failed or {}).items():
-            result.mark(clients, FAILED, why, asked=True)
+        asked_ones = set(result.of(FAILED).tolist()) if failed else set[int]()
+        own = {client: why for client, why in (failed or {}).items() if client in asked_ones}
+        for why, clients in grouped(own).items():  # may be as many reasons as clients
+            result.mark(clients, FAILED, why)
         listed = answered if isinstance(answered, np.ndarray) else [*answered]
         result.mark(np.asarray(listed, np.int64), ANSWERED, asked=True)
         return result
