@@ -41,7 +41,7 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
         sections = [_section(row) for row in compared.rows[:SECTIONS]]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(TEMPLATE).render(
-        heading=title or ", ".join(names),
+        heading=title or ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3),
         comparison=comparison,
         sections=sections,
         more=len(names) - SECTIONS,
