@@ -574,11 +574,14 @@ def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str
     """Return labels as whole numbers (below 0: none) or as words (None: none)."""
     fraction = "a class must be a whole number; task=values learns such numbers"
     if not isinstance(y, Tensor):
-        words = list[str | None]()
-        for node, one in enumerate(listed("y", y)):
-            with saying(f"y[{node}] (of one-hot rows y.argmax(1))"):
+        every, words = listed("y", y), list[str | None]()
+        try:
+            for one in every:
                 word = word_of(int(one) if isinstance(one, bool) else one)
-            words.append(None if word == UNLABELLED else word)
+                words.append(None if word == UNLABELLED else word)
+        except DataError as error:
+            where = f"y[{len(words)}] (of one-hot rows y.argmax(1))"
+            raise DataError(f"{where}: {error}") from error
         _check_length(words, n)
         try:
             numbers = [math.nan if word is None else float(word) for word in words]

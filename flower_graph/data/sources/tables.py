@@ -240,11 +240,14 @@ def _read_table(path: Path, how: ReadOptions, lines: int | None = None) -> _Entr
         stream.seek(0)
         reader = csv.reader(stream, delimiter=delimiter, strict=True)
         try:
-            rows = [(reader.line_num, row) for row in islice(reader, lines)]
+            places, rows = list[int](), list[list[str]]()
+            for row in islice(reader, lines):
+                if any(cell.strip(BLANK) for cell in row):
+                    places.append(reader.line_num)
+                    rows.append(row)
         except csv.Error as error:
             raise DataError(f"line {reader.line_num}: is damaged ({error})") from error
-        rows = [one for one in rows if any(cell.strip(BLANK) for cell in one[1])]
-        header = [key.strip(BLANK) for key in rows.pop(0)[1]] if rows else []
+        header = [key.strip(BLANK) for key in rows.pop(0)] if rows else []
         while header and not header[-1]:  # a comma ends the line
             header.pop()
         if not header:
@@ -255,14 +258,12 @@ def _read_table(path: Path, how: ReadOptions, lines: int | None = None) -> _Entr
                 raise DataError(f"a column is called {key!r}: {remedy}")
             if times > 1:
                 raise DataError(f"two columns are called {key!r}")
-        for line, row in rows:
+        for line, row in zip(places[1:], rows, strict=True):
             if len(row) < len(header) or any(row[len(header) :]):  # not commas that end the line
                 why = f"{len(row)} cells, line 1 {len(header)}; a comma needs quotes, or R wrote"
                 raise DataError(f"line {line}: {why} row.names")
-    cells: dict[str, list[Any]] = {
-        key: [row[at] for _, row in rows] for at, key in enumerate(header)
-    }
-    return _Entries(f"{path.name}: line", [line for line, _ in rows], cells, how)
+    cells: dict[str, list[Any]] = {key: [row[at] for row in rows] for at, key in enumerate(header)}
+    return _Entries(f"{path.name}: line", places[1:], cells, how)
 
 
 # Node-link JSON and GraphML -----------------------------------------------------------------------
