@@ -93,8 +93,6 @@ class Enrolment(Message, up="query"):
             self.handled = self.most_examples = None
         elif len(self.clients) > MAX_CLIENTS:
             raise MalformedReplyError(f"{keys.CLIENTS}: {len(self.clients)}, at most {MAX_CLIENTS}")
-        elif self.clients[0] < 0:
-            raise MalformedReplyError(f"{keys.CLIENTS}: {self.clients[0]} is below 0")
 
 
 class RoundRequest(Message, down="train evaluate"):

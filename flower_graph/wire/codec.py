@@ -285,14 +285,15 @@ class Exact(Block):
 
 @dataclass(frozen=True)
 class Clients(Exact):
-    """Numbers of clients: at least one, unless there may be none, and none twice."""
+    """Numbers of clients, from 0 on: at least one, unless there may be none, and none twice."""
 
     may_be_none: bool = False
 
     def unpack(self, value: object) -> NDArray[Any]:
         clients = super().unpack(value)
-        if not (clients.size or self.may_be_none) or not each_once(clients):
-            raise self.refuse("clients, none twice", value)
+        is_some = clients.size or self.may_be_none
+        if not is_some or (clients < 0).any() or not each_once(clients):
+            raise self.refuse("clients from 0 on, none twice", value)
         return clients
 
 
