@@ -18,12 +18,13 @@ import torch
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, load_file, save_file
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from flower_graph.storage.reading import MIB, MOST_TENSORS, open_regular, unfolded
 
 MOST_UNPACKED = 64 * MIB  # of all members, if four times the archive is less
+BOUNDED = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # members that unfold as far as they are read
 SUFFIX = ".npy"
 _END, _END64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
@@ -48,9 +49,7 @@ def read_arrays(path: Path | str) -> dict[str, NDArray[Any]]:
             max(4 * os.fstat(stream.fileno()).st_size, MOST_UNPACKED),
             archive.infolist(),
         )
-        if any(
-            one.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for one in members
-        ):
+        if not BOUNDED.issuperset(member.compress_type for member in members):
             raise ValueError("it is packed in a way that unfolds without bounds")
         if (claimed := sum(member.file_size for member in members)) > most:
             raise ValueError(f"its members have {claimed:,} bytes, at most {most:,} are unpacked")
@@ -80,8 +79,8 @@ def read_tensors(path: Path, head: int = MOST_HEAD) -> tuple[dict[str, Tensor], 
         if (length := int.from_bytes(stream.read(LENGTH), "little")) > head:
             raise ValueError(f"its head has {length:,} bytes, at most {head:,} are read")
     with safe_open(path, "pt") as file:
-        metadata = dict(file.metadata() or {})
-    return _computed(load_file(path)), metadata
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no dict
+        return _computed(tensors), dict(file.metadata() or {})
 
 
 def load_tensors(data: bytes) -> tuple[dict[str, Tensor], Metadata]:
