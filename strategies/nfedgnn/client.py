@@ -152,7 +152,7 @@ class EnrolmentReply(Message, up="query"):
 
     def check(self, known: Known) -> None:
         last = known["num_nodes"] - 1
-        if (wrong := self.users[(self.users < 0) | (self.users > last)]).size:
+        if (wrong := self.users[self.users > last]).size:
             text = f"it hosts user {wrong[0]}, but the graph has nodes 0 to {last}"
             raise MalformedReplyError(text)
         if min(self.weight_shape) < 1 or math.prod(self.weight_shape) > MAX_WEIGHTS:
