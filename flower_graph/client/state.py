@@ -74,6 +74,7 @@ class Live:
 
     version: int = 0  # of the object; 0 while a message changes it
     held: Any = None  # the object and its tensors
+    # Of a method: the bytes of a further part of the state, and the object that was read from them
     beside: tuple[Any, Any] = field(default=(None, None), repr=False)
 
     def __reduce__(self) -> tuple[type[Live], tuple[()]]:

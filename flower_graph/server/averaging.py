@@ -549,7 +549,7 @@ def check_replies(
         _check_whole(reply, wanted, len(clients))
         said[node] = read_entry(LEFT_OUT, reply.content)
         own: dict[Any, Message] = {clients[0]: reply}
-        return split_rows(reply, clients) if len(clients) > 1 else own
+        return split_reply(reply, clients) if len(clients) > 1 else own
 
     late = dict.fromkeys(sent, f"no reply within {timeout:g} s")
     whole = read_replies(late, replies.items(), read)
@@ -742,7 +742,7 @@ def clients_of(reply: Message) -> int:
     return 1
 
 
-def split_rows(reply: Message, asked: Sequence[int]) -> dict[int, Message]:
+def split_reply(reply: Message, asked: Sequence[int]) -> dict[int, Message]:
     """Return each client's answer as the message that it would have sent alone."""
     numbers: list[int] = RowsBeside.read(reply.content).rows.tolist()
     if strangers := sorted(set(numbers) - set(asked)):

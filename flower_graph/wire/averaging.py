@@ -17,11 +17,7 @@ from torch import Tensor
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.wire import keys
-from flower_graph.wire.arrays import (
-    IntArray,
-    Measurements,
-    Parameters,
-)
+from flower_graph.wire.arrays import IntArray, Measurements, Parameters
 from flower_graph.wire.codec import (
     Clients,
     Entries,
