@@ -255,8 +255,11 @@ def cut_out(
     names, targets, weight = (
         getattr(data, key, None) for key in ("names", "targets", "edge_weight")
     )
+    if weight is not None:  # sorted like the neighbours, once for all clients
+        weight = values_at(neighbours.edge_index, data.edge_index, weight, n)
     for client, nodes in enumerate(parts):
-        source, other = neighbours.step(nodes)
+        source, entry = row_entries(neighbours.ptr, nodes)
+        other = neighbours.other[entry].long()
         target = torch.searchsorted(nodes, other).clamp_(max=nodes.numel() - 1)
         inside = nodes[target] == other
         edges = torch.stack([source[inside], target[inside]])
@@ -266,8 +269,7 @@ def cut_out(
         if targets is not None:
             graph = replace(graph, targets=targets[nodes])
         if weight is not None:
-            own = values_at(nodes[edges], data.edge_index, weight, n)
-            graph = replace(graph, edge_weight=own)
+            graph = replace(graph, edge_weight=weight[entry[inside]])
         graphs.append(graph)
     return graphs
 
