@@ -611,12 +611,14 @@ def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str
 def read_targets(y: object, n: int | None) -> Tensor:
     """Return the numbers that nodes are to learn, float32 ``[n]``; NaN: not known."""
     if not isinstance(y, Tensor):
-        values = list[float]()
-        for node, one in enumerate(listed("y", y)):
-            with saying(f"y[{node}]"):
+        every, values = listed("y", y), list[float]()
+        try:
+            for one in every:
                 if (number := number_of(one)) is None:
                     raise DataError(f"{one!r:.40}: with task=values it is a number")
                 values.append(number)
+        except DataError as error:
+            raise DataError(f"y[{len(values)}]: {error}") from error
         y = values
     given = column_of("y", y)
     if given.dim() != 1 or given.is_complex() or (n is not None and len(given) != n):
