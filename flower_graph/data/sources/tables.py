@@ -85,8 +85,9 @@ def roles_of(columns: Sequence[str], how: ReadOptions) -> Roles:
     if drawn and how.label is None and how.needs_labels:
         there = f"data.label names the classes: {', '.join([*others, LABEL])}"
         raise DataError(f"is of Gephi or yEd, where {LABEL} is a caption: {there}")
-    for key in ELSEWHERE.keys() & {*others}:
-        raise DataError(f"{key} is no feature; name it {ELSEWHERE[key]}")
+    for key in others:
+        if key in ELSEWHERE:
+            raise DataError(f"{key} is no feature; name it {ELSEWHERE[key]}")
     left = ", ".join(sorted(out - taken))
     return Roles(names, own, others, [f"{left} of the nodes left out"] if left else [])
 
