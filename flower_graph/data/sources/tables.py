@@ -306,13 +306,13 @@ def _check_graphml(stream: BinaryIO) -> None:
     def refuse(name: str, *_: object) -> None:
         raise DataError(f"entity {name:.40}: must be written out, none may be declared")
 
-    parser = expat.ParserCreate()
+    tree, parser = ElementTree.TreeBuilder(), expat.ParserCreate()
+    parser.StartElementHandler, parser.EndElementHandler = tree.start, tree.end
     parser.EntityDeclHandler = refuse
     parser.ParseFile(stream)
-    stream.seek(0)
     found: dict[str, list[ElementTree.Element]] = {}
-    for element in ElementTree.parse(stream).iter():
-        found.setdefault(element.tag.rpartition("}")[2], []).append(element)
+    for element in tree.close().iter():
+        found.setdefault(element.tag.rpartition(":")[2], []).append(element)
     if (graphs := len(found.get("graph", ()))) > 1:
         raise DataError(f"has {graphs} graphs: must be one <graph>, with none in its nodes")
     nodes = Counter(node.get("id") for node in found.get("node", ()))
