@@ -246,7 +246,9 @@ def survey_graph(graph: Graph) -> Description:
         spread["class of a labelled node"] = counts(graph.y[labelled])
     else:
         around = targets.double()[graph.edge_index]
-        similar = float(torch.corrcoef(around[:, ~around.isnan().any(0)])[0, 1])
+        known = around[:, ~around.isnan().any(0)]
+        # Without a pair of known neighbours PyTorch would warn
+        similar = float(torch.corrcoef(known)[0, 1]) if known.numel() else math.nan
         given = targets[labelled].double()
         figures["values"] = {
             "least": float(given.min()),
