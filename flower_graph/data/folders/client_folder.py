@@ -201,10 +201,10 @@ def read_clients(
     for file, x, y in zip(files, prepared, labels.y, strict=True):
         with saying(file.where):
             graph = file.as_client(len(graphs), x, y)
-            graphs.append(
-                _named(graph, identities_in(file.values, len(x))) if identified else graph
-            )
-            if identified and (graphs[-1].names is None) != (graphs[0].names is None):
+            if identified:
+                graph = _named(graph, identities_in(file.values, len(x)))
+            graphs.append(graph)
+            if (graph.names is None) != (graphs[0].names is None):
                 raise DataError(f"identities are words here or at {files[0].where}, not at both")
     # One line of each, however many clients there are
     cautions = {note: None for file in files for note in file.notes if isinstance(note, Caution)}
@@ -478,13 +478,14 @@ def _parts(whole: NewGraph, how: ReadOptions) -> list[NewGraph]:
     if not {*IDENTITIES} & {*given}:
         given["n_id"] = [*range(n)]  # every row is a node of its own
     edges = torch.empty(2, 0).long() if whole.edge_index is None else whole.edge_index
-    between, nobody = int((owner[edges[0]] != owner[edges[1]]).sum()) // 2, int((owner < 0).sum())
+    ends = owner[edges]  # the clients of each edge's two nodes
+    between, nobody = int((ends[0] != ends[1]).sum()) // 2, int((owner < 0).sum())
     left = {"edges between clients": between, "nodes without a client": nobody}
     left_out = [f"{count} {what} left out" for what, count in left.items() if count]
     tell(whole.where, [*whole.notes, *left_out])
     parts = []
     for client, name in enumerate(names):
-        rows, inside = (owner == client).nonzero()[:, 0], (owner[edges] == client).all(0)
+        rows, inside = (owner == client).nonzero()[:, 0], (ends == client).all(0)
         of_nodes = ("x", "y", "names", "targets", *PARTS)
         own: dict[str, Any] = {key: _pick(getattr(whole, key), rows) for key in of_nodes}
         own["values"] = whole.values | {key: _pick(one, rows) for key, one in given.items()}
