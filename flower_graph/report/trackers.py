@@ -177,8 +177,10 @@ class Trackers:
         self._call("log", report.round, numbers(flatten(report.to_record())))
 
     def finish(self, result: Mapping[str, object] | None) -> None:
-        entries = () if result is None else ((f"final/{k}", one) for k, one in result.items())
-        self._call("finish", None if result is None else numbers(entries))
+        final = None
+        if result is not None:
+            final = numbers((f"final/{name}", value) for name, value in result.items())
+        self._call("finish", final)
         self._active = {}
 
     def _start(self, names: Sequence[str], first_round: int) -> None:

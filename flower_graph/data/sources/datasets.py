@@ -94,7 +94,7 @@ GEOM_GCN, SPLIT_FOLDER = "geom-gcn", Path("geom-gcn-splits")
 ADVICE = "set data.ratios=[0.6,0.2,0.2]"
 # Classes with splits of geom-gcn; masks of all but the first are these
 GEOM_GCN_CLASSES = ("Planetoid", "WikipediaNetwork", "Actor", "WebKB")
-# Sections that decide the clients' data, beside the seed (as `run_folder.deciding_settings`)
+# Sections that decide the clients' data, beside the seed (as `folders.party.deciding_settings`)
 DECIDING = ("data", "partition", "graph")
 
 
@@ -393,8 +393,10 @@ def _saved(value: object, folder: Path, label: object) -> object:
     from torch_geometric.data import Data
     from torch_geometric.data.data import BaseData
 
+    ending, content = ".pt", b""
     with saying("data.name"):
-        value, ending, content = value.to_data() if isinstance(value, Graph) else value, ".pt", b""
+        if isinstance(value, Graph):
+            value = value.to_data()
         if isinstance(value, BaseData):
             check_kind(value)
             stream = io.BytesIO()
