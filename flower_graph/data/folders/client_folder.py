@@ -366,6 +366,7 @@ def load_overlapping_folder(
 
 
 def _at_two(ids: Iterable[Tensor]) -> Tensor:
+    """Return the ids that at least two clients have."""
     every, counts = torch.cat([*ids]).unique(return_counts=True)
     return torch.as_tensor(every[counts >= 2])
 
@@ -427,6 +428,7 @@ def clients_path(data: DataConfig) -> Path | None:
 
 @lru_cache(maxsize=16)
 def _says_clients(file: Path, saved: int, how: ReadOptions) -> bool:
+    # With ``saved``, a file that was changed is read again
     return names_clients(file) if file.is_dir() else read_file(file, how).get(CLIENT) is not None
 
 
@@ -467,10 +469,13 @@ def _parts(whole: NewGraph, how: ReadOptions) -> list[NewGraph]:
             raise DataError(f"{key}: must have {n} entries, one a node")
     given_names = given.pop(CLIENT, [])
     who = ["" if one is None else str(one) for one in given_names]
-    # Numbers by their size; 07 and 7 are two clients
-    names = sorted(
-        {*who} - {""}, key=lambda one: (not one.isdecimal(), one.zfill(20 * one.isdecimal()), one)
-    )
+
+    def order(name: str) -> tuple[bool, str, str]:
+        # Numbers come first, by their size; 07 and 7 are two clients
+        is_number = name.isdecimal()
+        return not is_number, name.zfill(20) if is_number else name, name
+
+    names = sorted({*who} - {""}, key=order)
     if not names or any(isinstance(one, list) for one in given_names):
         raise DataError(f"{CLIENT} must be a word or a number a node, at least at one")
     number = {name: index for index, name in enumerate(names)}

@@ -236,6 +236,7 @@ def _open(config: RunConfig, given: str, role: str) -> RunFolder:
 
 @lru_cache(maxsize=64)
 def _opened(path: Path, settings: str, role: str, saved: int) -> RunFolder:
+    # With ``saved``, a folder that was changed is read again
     return open_folder(path, json.loads(settings), role)
 
 
