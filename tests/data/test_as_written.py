@@ -590,6 +590,7 @@ ONE_HOT = How(categories="one-hot")
 REFUSED: list[tuple[Files, How, str]] = [
     (nodes("name,", "who,"), PLAIN, r"nodes\.csv"),
     (nodes("age,", "n_id,"), PLAIN, r"nodes\.csv: n_id"),
+    (nodes("age,income", "val_mask,n_id"), PLAIN, r"nodes\.csv: val_mask"),
     (nodes("age,", "id,"), PLAIN, r"nodes\.csv: one column"),
     (nodes("income", "AGE"), PLAIN, r"nodes\.csv: .*'age'"),
     (nodes("label,", "class,"), PLAIN, "no label.*class"),
