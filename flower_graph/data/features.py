@@ -248,8 +248,9 @@ def prepare_features(
         x = move_features(x, *moved)
         notes.append(f"{moved[0]:.0%} of the features moved (data.feature_noise)")
     if how != AS_IS:
-        share, (least, most) = int(x.count_nonzero()) / x.numel(), map(float, torch.aminmax(x))
-        is_binary = least >= 0 and most <= 1 and bool(((x == 0) | (x == 1)).all())
+        others = int(x.count_nonzero())  # than 0
+        share, (least, most) = others / x.numel(), map(float, torch.aminmax(x))
+        is_binary = least >= 0 and most <= 1 and int((x == 1).count_nonzero()) == others
         look = f"values {least:.3g} to {most:.3g}, {100 * share:.3g} % of the entries non-zero"
         if how in (AUTO, AUTO_DENSE):  # docs/results/own-graph.md has the measurements
             words, is_small = x.size(1) * share, x.numel() <= MOST_DENSE
