@@ -719,7 +719,7 @@ def number_of(value: object, *, comma: bool = False) -> float | None:
         value = value.strip(BLANK)
         if value in MISSING:
             return math.nan
-        if WITH_COMMA.fullmatch(value) and not comma:
+        if not comma and "," in value and WITH_COMMA.fullmatch(value):
             raise DataError(f"{value!r} has a decimal comma: set data.decimal=comma")
         if "." in value and comma:
             if number_of(value) is None:

@@ -114,9 +114,10 @@ class _Entries(NamedTuple):
 
     def each(self, key: str, given: Sequence[object], read: Callable[..., T]) -> Iterator[T]:
         """Read one cell after the other; errors name its place."""
+        comma = self.how.has_comma
         for row, value in enumerate(given):
             try:
-                yield read(value, comma=self.how.has_comma)
+                yield read(value, comma=comma)
             except DataError as error:
                 raise self.wrong(row, key, error) from error
 
