@@ -96,11 +96,11 @@ def require_library(library: str, key: str, *, extra: str, otherwise: str) -> No
         raise ConfigError(f"{key}: {words}", key=key)
 
 
-# Keys that earlier versions had, with what to do instead
+# Keys of earlier builds, with what to do instead
 GONE = {
-    "data.split_index": "of k fixed splits a run takes number seed modulo k: set seed",
+    "data.split_index": "of k fixed splits a run takes the one of number seed modulo k; set seed",
     "partition.drawn_share": "each client draws half of a part's nodes; leave the key out",
-    "strategy.block_cap": "a client's points have a bound of their own; leave the key out",
+    "strategy.block_cap": "key-holders set it, in the node config (block-cap); leave it out",
     "strategy.most_points": "key-holders set it, in the node config (most-points); leave it out",
     "strategy.rotations_only": "maps between embeddings are orthogonal; leave the key out",
 }
