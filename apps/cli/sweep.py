@@ -28,7 +28,7 @@ from flower_graph.apps.run import run
 from flower_graph.config.common import CHECKPOINTS, RunConfig
 from flower_graph.config.foreign import RESULT
 from flower_graph.errors import ConfigError, DivergedError, OutputError
-from flower_graph.method.compare import compare
+from flower_graph.method.compare import compare, or_nan
 from flower_graph.method.load import read_override, title_of, to_yaml
 from flower_graph.method.run import load_run
 from flower_graph.records.rounds import merit
@@ -86,7 +86,7 @@ class Trial:
     def validation(self) -> float:
         """The mean over seeds of the best validation; NaN if a run has none."""
         key = f"best-val-{self.loaded(0).metrics[0]}"
-        return fmean(number(self.result(seed).get(key)) for seed in self.seeds)
+        return fmean(or_nan(self.result(seed).get(key)) for seed in self.seeds)
 
     @property
     def merit(self) -> float:
@@ -125,12 +125,7 @@ def do_run(trial: Trial, seed: int) -> str:
         remove_folder(out)
         return f"diverged ({error})"
     metric = config.metrics[0]
-    return f"validation {metric} {number(result.get(f'best-val-{metric}')):.3f}"
-
-
-def number(value: float | None) -> float:
-    """Return NaN for a figure that a result does not have."""
-    return math.nan if value is None else value
+    return f"validation {metric} {or_nan(result.get(f'best-val-{metric}')):.3f}"
 
 
 # Optuna

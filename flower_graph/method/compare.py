@@ -22,6 +22,7 @@ from flower_graph.outputs.files import as_text
 from flower_graph.records.rounds import WAYS, format_bytes, merit
 from flower_graph.report.result import (
     describe,
+    differences,
     holm,
     metrics_of,
     metrics_shown,
@@ -101,9 +102,11 @@ def _rows(path: Path, left_out: list[str]) -> Iterator[Tree]:
                 seeds[one["seed"]] = one
             except OutputError as error:
                 left_out.append(str(error))
-        for turn in count() if seeds else ():  # the same seed twice is two rows
-            key = _word([one["settings"], one["versions"]]), turn
-            inner, known = groups.setdefault(key, ([], {}))
+        if not seeds:
+            continue
+        settings = _word([one["settings"], one["versions"]])
+        for turn in count():  # the same seed twice is two rows
+            inner, known = groups.setdefault((settings, turn), ([], {}))
             if not known.keys() & seeds.keys():
                 inner.append(folder)
                 known.update(seeds)
@@ -151,12 +154,13 @@ def _read(run: Run) -> Tree:
             "metric": metrics[0],
             "settings": settings,
             "judged-on": _word([metrics[0], settings.get("data.name"), digest, drawn]),
-            "figures": {key: _number(value) for key, value in given.items()},
+            "figures": {key: or_nan(value) for key, value in given.items()},
             "baselines": tested(result),
         }
 
 
-def _number(value: float | None) -> float:
+def or_nan(value: float | None) -> float:
+    """Return NaN for a figure that a result does not have."""
     return math.nan if value is None else float(value)
 
 
@@ -184,14 +188,13 @@ def _row(name: str, path: Path, seeds: Sequence[Tree]) -> Tree:
 def _test(rows: Sequence[Tree]) -> None:
     """Add to each row but the first the difference from it, on seeds judged on the same nodes."""
     rows[0]["is-reference"] = True
-    reference, tested = _by_seed(rows[0]), list[Tree]()
+    reference, found = _by_seed(rows[0]), list[Tree]()
     for row in rows[1:]:
-        apart = {k: one - reference[k] for k, one in _by_seed(row).items() if k in reference}
-        if apart:
+        if apart := differences(_by_seed(row), reference):
             values, seeds = [*apart.values()], [seed for seed, _ in apart]
             row["difference"] = describe(values) | {"seeds": seeds} | paired(values)
-            tested.append(row["difference"])
-    for one, chance in zip(tested, holm([one["p"] for one in tested]), strict=True):
+            found.append(row["difference"])
+    for one, chance in zip(found, holm([one["p"] for one in found]), strict=True):
         one["holm"] = chance
 
 
@@ -328,10 +331,10 @@ class Comparison:
             return []
         known = {key for row in self.rows for key in row["settings"]}
         reference = next(row["run"] for row in self.rows if row["is-reference"])
-        tested = [row["difference"] for row in self.rows if "difference" in row]
+        found = [row["difference"] for row in self.rows if "difference" in row]
         is_error = any(row["metric"] in VALUE_SCORES for row in self.rows)
-        count = sum(one["p"] is not None for one in tested)
-        others = len(self.rows) - 1 - len(tested)
+        count = sum(one["p"] is not None for one in found)
+        others = len(self.rows) - 1 - len(found)
         lines = [
             "",
             f"{len(self.differing)} of {len(known)} settings differ (--all-settings: all)",

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flower_graph import __version__
 from flower_graph.config.common import LAST, NOTHING
@@ -16,6 +16,7 @@ from flower_graph.storage.files import plain, write_json
 from flower_graph.storage.reading import Tree
 from flower_graph.wire.keys import ACCURACY, MSE, VALUE_SCORES
 
+K = TypeVar("K")  # a seed, or a seed with what else tells runs apart
 # The keys of `baselines`, in words
 BASELINES = {
     "majority": "commonest class",
@@ -235,7 +236,7 @@ def describe(values: Sequence[float]) -> Tree:
     return {"mean": statistics.fmean(values), "std": spread, "values": [*values]}
 
 
-def differences(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[int, float]:
+def differences(ours: Mapping[K, float], theirs: Mapping[K, float]) -> dict[K, float]:
     """Subtract figures seed by seed, for the seeds that both have."""
     return {seed: value - theirs[seed] for seed, value in ours.items() if seed in theirs}
 
