@@ -37,8 +37,9 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
     compared = compare(*runs)
     names = [row["run"] for row in compared.rows]
     with reading("runs", OutputError, "cannot be shown"):
-        comparison = _comparison(compared) if len(names) > 1 else None
-        sections = [_section(row) for row in compared.rows[:SECTIONS]]
+        shown = [(row, *_read(row)) for row in compared.rows[:SECTIONS]]
+        comparison = _comparison(compared, shown) if len(names) > 1 else None
+        sections = [_section(*one) for one in shown]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(TEMPLATE).render(
         heading=title or ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3),
@@ -53,16 +54,13 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
     )
 
 
-def _comparison(compared: Comparison) -> Tree:
+def _comparison(compared: Comparison, shown: Sequence[tuple[Tree, list[Run], Seeds]]) -> Tree:
     pictures = {}
     for name, figures in compared.intervals().items():
         ends = {name[-LETTERS:]: interval for name, interval in figures.items()}
         draw = partial(plots.draw_intervals, figures=ends, label="mean ± deviation")
         pictures[f"Test at the best validation: {name}"] = svg(draw, 1.3 + 0.3 * len(ends))
-    curves = {
-        row["run"]: _of_seeds(_read(row)[1], row["metric"], "test")
-        for row in compared.rows[:SECTIONS]
-    }
+    curves = {row["run"]: _of_seeds(seeds, row["metric"], "test") for row, _, seeds in shown}
     return {
         "table": compared.table(all_settings=True).to_dict("split"),
         "words": compared.about()[1:],
@@ -70,7 +68,7 @@ def _comparison(compared: Comparison) -> Tree:
     }
 
 
-def _read(row: Tree) -> tuple[list[Run], list[list[rounds.RoundReport]]]:
+def _read(row: Tree) -> tuple[list[Run], Seeds]:
     """Return the finished runs of a row, one a seed, and the reports of each."""
     runs = [one for one in Run(row["path"]).each if (one.path / RESULT).is_file()]
     return runs, [rounds.read_reports(one.path / METRICS) for one in runs]
@@ -80,9 +78,8 @@ def _of_seeds(seeds: Seeds, metric: str, role: str) -> list[list[float]]:
     return [[one.score(metric, role) for one in reports] for reports in seeds]
 
 
-def _section(row: Tree) -> Tree:
+def _section(row: Tree, runs: Sequence[Run], seeds: Seeds) -> Tree:
     """Return what the template shows of a run; of several seeds some parts are of the first."""
-    runs, seeds = _read(row)
     result: Tree = runs[0].result
     config, metric, figures = visible(result["config"]), row["metric"], row["figures"]
     versions = ", ".join(f"{name} {one}" for name, one in result.get("versions", {}).items() if one)
@@ -104,7 +101,7 @@ def _section(row: Tree) -> Tree:
             "seconds": f"{figures[SECONDS]['mean']:.1f}",
             "memory at most": rounds.format_bytes(result.get("peak-memory-bytes") or 0),
         },
-        "curves": {one.label.capitalize(): curves_panel(one) for one in panels},
+        "curves": {one.label[0].upper() + one.label[1:]: curves_panel(one) for one in panels},
         "baselines": [
             [BASELINES.get(key, key), rounds.figure_text(metric, value), _beaten(row, key)]
             for key, value in row["baselines"].items()

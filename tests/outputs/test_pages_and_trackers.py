@@ -48,6 +48,7 @@ def test_a_page_stands_alone_and_has_all_that_is_known(folder: Path) -> None:
     assert f"{reached['mean']:.3f} ± {reached['std']:.3f}" in text
     found = " ".join(re.findall(r"<figcaption>([\w-]+)", text))
     assert found == "Loss Accuracy Macro-f1 Payload Clients Who Test Nodes Share"
+    assert re.search(r"<figcaption>Payload so far \((B|[KMG]iB)\)<", text)
     assert "Comparison" not in text and "<td>model.hidden</td><td>4</td>" in text
 
 
