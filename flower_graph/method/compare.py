@@ -335,9 +335,11 @@ class Comparison:
         is_error = any(row["metric"] in VALUE_SCORES for row in self.rows)
         count = sum(one["p"] is not None for one in found)
         others = len(self.rows) - 1 - len(found)
+        is_cut = len(self.rows) > SIDE_BY_SIDE and len(self.differing) > MOST_SETTINGS
+        shown = f" ({MOST_SETTINGS} have a column, with --all-settings all)" * is_cut
         lines = [
             "",
-            f"{len(self.differing)} of {len(known)} settings differ (--all-settings: all)",
+            f"{len(self.differing)} of {len(known)} settings differ{shown}",
             f"difference: test metric minus that of {reference} on the same seeds"
             + "; the less of an error, the better" * is_error,
             f"p: of a paired t test over the seeds, Holm's correction for {count}",
