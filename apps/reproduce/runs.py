@@ -230,8 +230,10 @@ class Store:
         self.kept: dict[Run, Tree] = {}
         self._found: dict[Run, Curves | None] = {}
         with reading(out / RUNS, OutputError, "not what `reproduce` keeps"):
-            runs = read_packed(out / RUNS)["runs"] if (out / RUNS).exists() else []
-            for one in [*runs, *(read_lines(self.fresh) if self.fresh.exists() else ())]:
+            for one in read_packed(out / RUNS)["runs"] if (out / RUNS).exists() else ():
+                self._take(one)
+        with reading(self.fresh, OutputError, "not what `reproduce` keeps"):
+            for one in read_lines(self.fresh) if self.fresh.exists() else ():
                 self._take(one)
 
     def _take(self, one: Tree) -> None:

@@ -277,6 +277,10 @@ def test_a_store_has_what_files_of_runs_and_the_one_file_have(
     (tmp_path / RUNS).write_bytes(first[:-9])
     with pytest.raises(OutputError, match=RUNS):
         Store(tmp_path)
+    (tmp_path / RUNS).write_bytes(first)
+    (tmp_path / "runs.jsonl").write_text("no JSON\n{}")
+    with pytest.raises(OutputError, match=r"runs\.jsonl: .*line 1"):
+        Store(tmp_path)
 
 
 def test_a_graph_of_ones_own_may_lie_elsewhere(
