@@ -31,7 +31,7 @@ from flower_graph.wire.keys import ACCURACY
 RUNS = "runs.json.xz"  # what `reproduce` keeps: rows and runs
 SHORT, EVERY = 50, 10  # rounds of a run whose curves are kept whole; of longer ones each tenth
 AXES = ("rounds", "steps", "MiB")  # what a client may be given: rounds, local steps, bytes to send
-ROLES = ("val", "test")
+JUDGED = ("val", "test")  # roles whose scores are kept: no figure is of training nodes
 BUDGET = ("epsilon-of-a-round", "noise-multiplier")
 
 
@@ -90,7 +90,7 @@ class Curves:
     @classmethod
     def of(cls, reports: Sequence[RoundReport | Epoch]) -> Curves:
         """Make curves of loss and accuracies only."""
-        scores = {role: [getattr(one, f"{role}_accuracy") for one in reports] for role in ROLES}
+        scores = {role: [getattr(one, f"{role}_accuracy") for one in reports] for role in JUDGED}
         return cls({ACCURACY: scores}, [one.cross_entropy for one in reports])
 
     @property
@@ -169,7 +169,7 @@ def curves_of(reports: Sequence[RoundReport], final: Tree, config: RunConfig) ->
     curves.metric = config.metrics[0]
     for metric in last.scores:
         curves.scores[metric] = {
-            role: [one.score(metric, role) for one in reports] for role in ROLES
+            role: [one.score(metric, role) for one in reports] for role in JUDGED
         }
     curves.figures = {
         "seconds-per-round": median(report.seconds for report in reports),
@@ -351,7 +351,7 @@ def _run(run: Run) -> tuple[Tree, str]:
         curves = Curves.of(found)
         curves.figures["seconds-per-round"] = (time.perf_counter() - started) / config.rounds
     else:
-        curves = Curves({ACCURACY: {role: [math.nan] for role in ROLES}}, groups=found)
+        curves = Curves({ACCURACY: {role: [math.nan] for role in JUDGED}}, groups=found)
     curves.figures["run-seconds"] = time.perf_counter() - started
 
     def short(value: object) -> object:  # six digits, to keep the file of the runs small
@@ -369,7 +369,7 @@ def _baseline(run: Run, metric: str) -> Curves:
     found = figures[run.trained]
     curves = Curves.of([Epoch(math.nan, found["val"], found["test"])])
     for name, scores in found.get("scores", {}).items():  # of links
-        curves.scores[name] = {role: [scores[role]] for role in ROLES}
+        curves.scores[name] = {role: [scores[role]] for role in JUDGED}
     curves.metric = metric if metric in curves.scores else ACCURACY
     return curves
 
