@@ -60,8 +60,12 @@ class FedGTASection(TrainingSection):
     local_epochs: int = 3
     steps: int = setting(5, at_least(0), help="steps of label propagation, L")
     restart: float = setting(0.5, FRACTION, help="share of the start in each step, a")
-    temperature: float = setting(20.0, ABOVE_ZERO, help="of the shares behind the confidence, T")
-    moments: str = setting("hybrid", choice(*MOMENTS), help="of values, of deviations, or both")
+    temperature: float = setting(
+        20.0, ABOVE_ZERO, help="temperature of the shares behind the confidence, T"
+    )
+    moments: str = setting(
+        "hybrid", choice(*MOMENTS), help="moments of values, of deviations, or both"
+    )
     order: int = setting(10, at_least(1), help="the highest power, K")
     threshold: float = setting(
         0.5, Rule("at least -1 and at most 1", lambda value: -1 <= value <= 1)

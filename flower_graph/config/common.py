@@ -81,7 +81,7 @@ class DataConfig:
     """the whole graph's split; `auto`: the graph's own masks, else drawn by `ratios`, by default
     0.6, 0.2, 0.2, of the labelled nodes"""
     split_seed: int | None = setting(0, SEED)
-    """of a random split and of `csbm`'s graph; null: the run's"""
+    """seed of a random split and of `csbm`'s graph; null: the run's"""
     train_per_class: int = setting(20, at_least(1))
     """training nodes of each class; `random` only"""
     num_val: int = setting(500, at_least(0), help="validation nodes; `random` only")
@@ -199,7 +199,7 @@ class PartitionSection(OverlapSection, EgoSection, CutSection):
     """How one graph is cut into clients, in any way, and which of a client's nodes train."""
 
     seed: int | None = setting(None, SEED)
-    """of the cut, the graphless clients and the splits; null: the run's"""
+    """seed of the cut, the graphless clients and the splits; null: the run's"""
     ratios: list[float] = setting([0.6, 0.2, 0.2], RATIOS, help="shares of train, val and test")
     train_share: float | None = setting(None, SHARE)
     """share of a client's labelled nodes that train, whoever validates and tests; null: all that
@@ -327,7 +327,7 @@ class RunConfig:
     """The keys that the schemas of all methods have."""
 
     app: str = setting("", help="the method, which decides what keys there are")
-    seed: int = setting(0, SEED, help="of weights, dropout, sampling and splits")
+    seed: int = setting(0, SEED, help="seed of weights, dropout, sampling and splits")
     rounds: int = setting(200, at_least(1), help="rounds of training")
     device: str = setting("auto", choice("auto", "cpu", "cuda", also="cuda:N", pattern=r"cuda:\d+"))
     """where tensors live; `auto`: on a GPU if there is one"""
@@ -448,7 +448,7 @@ class LinksSection:
     """share of the edges for validation, as in PyG's `RandomLinkSplit`"""
     test: float = setting(0.2, BELOW_ONE, help="share for the test")
     seed: int | None = setting(None, SEED)
-    """of which edges, and of the pairs without one; null: the run's"""
+    """seed of the drawn edges, and of the pairs without one; null: the run's"""
     decoder: str = setting(DOT, choice(DOT, MLP))
     """what gives a pair's logit from two rows: their product, an MLP"""
 

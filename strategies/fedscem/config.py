@@ -69,7 +69,7 @@ class PartitionConfig(EgoSection):
     train_share: ClassVar[float | None] = None
     clients: int = setting(100, at_least(1))
     """egos drawn from the graph; masked sums need at least two"""
-    seed: int | None = setting(None, SEED, help="of the draw and of the splits; null: the run's")
+    seed: int | None = setting(None, SEED, help="seed of draw and splits; null: the run's")
     ratios: list[float] = setting([0.6, 0.2, 0.2], RATIOS, help="shares of train, val and test")
 
 

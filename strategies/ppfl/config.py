@@ -39,7 +39,7 @@ class PartitionConfig(OverlapSection):
 
     clients: int = setting(4, at_least(1), help="clients")
     label_noise: float = setting(0.0, BELOW_ONE, help="share of wrong labels in training")
-    seed: int | None = setting(None, SEED, help="of nodes, roles and noise; null: the run's")
+    seed: int | None = setting(None, SEED, help="seed of nodes, roles and noise; null: the run's")
     ratios: list[float] = setting(
         [0.6, 0.2, 0.2],
         Rule(
@@ -79,7 +79,9 @@ class GATConfig:
     epochs: int = setting(20, at_least(1), help="epochs in a round")
     learning_rate: float = setting(0.005, ABOVE_ZERO, help="Adam's step size")
     weight_decay: float = setting(5e-4, NOT_NEGATIVE, help="Adam's L2 weight")
-    dropout: float = setting(0.6, BELOW_ONE, help="of features, hidden layer and attention")
+    dropout: float = setting(
+        0.6, BELOW_ONE, help="share dropped of features, hidden layer, attention"
+    )
     beta: float = setting(1.0, NOT_NEGATIVE, help="weight of the pull to the means; 0: none")
 
 
