@@ -141,7 +141,7 @@ def run_server(
     )
     trackers = Trackers(config.track, writer.out, settings, title)
     try:
-        announce_privacy(config, measures=method.measures)
+        announce_privacy(config)
 
         def report(entry: RoundReport) -> None:
             note_privacy(config, entry)

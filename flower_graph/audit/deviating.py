@@ -6,7 +6,7 @@ which its client committed.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -44,35 +44,6 @@ class DeviatingGrid(InProcessGrid):
         return super().get_node_ids()
 
 
-@dataclass
-class Opened:
-    """Shares of one sum's secrets that holders revealed."""
-
-    round: SumRound
-    shares: dict[tuple[int, int], dict[int, bytes]] = field(default_factory=dict)
-
-    def take(self, node: int, reply: UnmaskReply) -> None:
-        """Record the secrets that a SuperNode reveals, as it was asked."""
-        partners = self.round.partners[self.round._rows[node]]
-        column = np.flatnonzero(reply.kinds)
-        dealers, numbers = partners[column], partners.size - column  # as dealers number holders
-        rows = zip(dealers.tolist(), reply.kinds[column].tolist(), numbers.tolist(), strict=True)
-        for (dealer, kind, number), share in zip(rows, reply.shares, strict=True):
-            self.shares.setdefault((dealer, kind), {})[number] = share.tobytes()
-
-    def secret(self, row: int, kind: int) -> bytes | None:
-        """Put a client's secret together; None if it does not fit the client's commitment."""
-        return self.round.secret_of(row, kind, self.shares.get((row, kind), {}))
-
-    def is_open(self, row: int) -> bool:
-        """Whether all masks of one client can be computed, so that its vector is in the clear."""
-        if self.secret(row, SEED) is None:
-            return False
-        partners = self.round.partners[row][self.round.live[self.round.partners[row]]]
-        others = (self.secret(int(partner), MASK_KEY) for partner in partners)
-        return self.secret(row, MASK_KEY) is not None or all(other is not None for other in others)
-
-
 # Of a strategy: the run's id, with which identities are hashed, and the alignment's server
 Parts = Callable[[object], tuple[bytes, Any]]
 ServerOf = Callable[[Any], Any]  # of a strategy, the server of its sums
@@ -96,7 +67,8 @@ class LyingRound(SumRound):
     """A round of a secure sum whose server tells a deviation's story."""
 
     lie: "SumDeviation"
-    opened: Opened
+    # Shares that holders revealed, by the holder's number; of a client's row and a kind of secret
+    revealed: dict[tuple[int, int], dict[int, bytes]]
 
     def prepare_requests(self) -> dict[int, PrepareRequest]:
         if self.lie.threshold is None:
@@ -114,26 +86,48 @@ class LyingRound(SumRound):
         return self.lie.tell(lies)
 
     def unmask_requests(self) -> dict[int, UnmaskRequest]:
+        """Ask each SuperNode for what its story needs, with all signatures that there are."""
         if not super().unmask_requests() and not self.signed.any():
             return {}
-        self.lie.rounds.append(self.opened)
-        sent = [node for node, row in self._rows.items() if self.contributed[row]]
-        return self.lie.tell({node: self._lied_to(node) for node in sent})
+        self.lie.rounds.append(self)
+        about, lies = (self.run_id, self.number), dict[int, UnmaskRequest]()
+        for node, row in self._rows.items():
+            partners = self.partners[row]
+            columns = np.flatnonzero(self.signed[partners])
+            if not self.contributed[row]:
+                continue
+            if self.signed.any():
+                signed = {"columns": columns, "signatures": self.lists[partners[columns]]}
+                lies[node] = UnmaskRequest(*about, **signed)
+            else:
+                count = self._count(self.contributed)
+                lies[node] = UnmaskRequest(*about, count, self.lie.story(self, row))
+        return self.lie.tell(lies)
 
     def take(self, node: int, reply: StageReply) -> None:
         if isinstance(reply, UnmaskReply):
-            self.opened.take(node, reply)
+            self.note(node, reply)
         super().take(node, reply)
 
-    def _lied_to(self, node: int) -> UnmaskRequest:
-        """Ask a SuperNode for what the story needs, with all signatures that there are."""
-        about, row = (self.run_id, self.number), self._rows[node]
-        if not self.signed.any():
-            count = self._count(self.contributed)
-            return UnmaskRequest(*about, count, self.lie.story(self, row))
-        columns = np.flatnonzero(self.signed[self.partners[row]])
-        signatures = self.lists[self.partners[row, columns]]
-        return UnmaskRequest(*about, columns=columns, signatures=signatures)
+    def note(self, node: int, reply: UnmaskReply) -> None:
+        """Record the shares that a SuperNode reveals, as it was asked."""
+        partners = self.partners[self._rows[node]]
+        column = np.flatnonzero(reply.kinds)
+        numbers = partners.size - column  # as dealers number holders
+        kinds = reply.kinds[column].tolist()
+        rows = zip(partners[column].tolist(), kinds, numbers.tolist(), reply.shares, strict=True)
+        for dealer, kind, number, share in rows:
+            self.revealed.setdefault((dealer, kind), {})[number] = share.tobytes()
+
+    def is_open(self, row: int) -> bool:
+        """Whether all masks of one client can be computed, so that its vector is in the clear."""
+
+        def is_known(row: int, kind: int) -> bool:
+            return self.secret_of(row, kind, self.revealed.get((row, kind), {})) is not None
+
+        partners = self.partners[row][self.live[self.partners[row]]].tolist()
+        others = (is_known(partner, MASK_KEY) for partner in partners)
+        return is_known(row, SEED) and (is_known(row, MASK_KEY) or all(others))
 
 
 class SumDeviation(Deviation):
@@ -144,7 +138,7 @@ class SumDeviation(Deviation):
     ) -> None:
         self.name = f"deviating server: {what}: vectors opened"
         self.server_of, self.story, self.threshold = server_of, story, threshold
-        self.rounds: list[Opened] = []
+        self.rounds: list[LyingRound] = []
         self.clients = 0
 
     def patch(self, strategy: object) -> None:
@@ -152,11 +146,11 @@ class SumDeviation(Deviation):
         opens = server.open_round
 
         def open_round(number: int, clients: Iterable[int]) -> SumRound:
-            local = opens(number, clients)
+            local: SumRound = opens(number, clients)
             self.clients = max(self.clients, len(local.parties))
+            vars(local).update(lie=self, revealed={})
             local.__class__ = LyingRound
-            local.lie, local.opened = self, Opened(local)
-            return local  # type: ignore[no-any-return]
+            return local
 
         server.open_round = open_round
 
@@ -166,10 +160,10 @@ class SumDeviation(Deviation):
 
     def finding(self) -> Finding:
         right = list[bool]()
-        for opened in self.rounds:
-            sent = np.flatnonzero(opened.round.contributed).tolist()
+        for local in self.rounds:
+            sent = np.flatnonzero(local.contributed).tolist()
             targets = sent[:1] if self.story is only_one_survived else sent  # that it is to open
-            right += map(opened.is_open, targets)
+            right += map(local.is_open, targets)
         return guesses(self.name, right or [False] * max(1, self.clients), 0.0)
 
 
@@ -220,12 +214,6 @@ class OwnAnswers(Deviation):
         public = map(public_of, self._keys(clients[0])[: len(holders)])
         return replace(request, keys=rows_of(public, -1, ids.POINT))
 
-    def named(self, points: ids.Bytes2D, client: int) -> ids.Bytes2D:
-        """Name candidates as a client would that believed the server."""
-        total = ids.add([ids.multiply(points, key) for key in self._keys(client)])
-        assert total is not None
-        return total
-
     def _keys(self, client: int) -> list[bytes]:
         """Return the server's key for a client; of parties, the shares of one for all."""
         of = [client] if self._aligner._registry is None else range(KEY_HOLDERS)
@@ -237,7 +225,10 @@ class OwnAnswers(Deviation):
         points = rows_of([ids.hash_to_group(self._run, one) for one in candidates], -1, ids.POINT)
         is_named = np.zeros((len(sets), len(candidates)))
         for client in range(len(sets)) if self._tokens else ():
-            for place, point in enumerate(self.named(points, client)):
+            # As a client names candidates that believed the server
+            named = ids.add([ids.multiply(points, key) for key in self._keys(client)])
+            assert named is not None
+            for place, point in enumerate(named):
                 token = ids.name(self._run, candidates[place], point.tobytes())[: ids.TOKEN]
                 is_named[client, place] = token in self._tokens
         truth = [[text in local for text in candidates] for local in sets]

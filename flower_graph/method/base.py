@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -98,8 +99,6 @@ class Method(Generic[C, S]):
     """A dataclass with all settings and their defaults."""
     client, clients = "client", "clients"
     """The words for one client and for several in log lines and summaries."""
-    measures = True
-    """Whether clients measure anything on their data that a privacy budget withholds."""
     has_true_edges = False
     """Whether ``flower-graph partition --true-edges`` has an effect."""
     needs_variety = False
@@ -109,6 +108,8 @@ class Method(Generic[C, S]):
     """A warning about graphs whose neighbours are mostly of other classes, printed for such."""
     tables: Sequence[str] = ()
     """Names of the method's tables in ``apps/reproduce/papers``, or paths of such files."""
+    attacks = ""
+    """Module and class of the method's audit, as ``package.module:MyAudit``; "": there is none."""
 
     def build_strategy(self, config: C, out: Path | None, folder: RunFolder | None = None) -> S:
         raise NotImplementedError
@@ -131,7 +132,7 @@ class Method(Generic[C, S]):
         self, config: C, strategy: S, folder: RunFolder | None = None
     ) -> dict[str, object]:
         """Return the entries of ``result.json`` that are not in the rounds."""
-        return {}
+        return {"bytes": strategy.payload}
 
     def data(self, config: C) -> Graph | Clients:
         """Load the data of all clients, once a process: one graph, or a graph each."""
@@ -162,7 +163,7 @@ class Method(Generic[C, S]):
         return said.softmax(1) if scale is None else scale.undo(said[:, 0])
 
     def audit(self) -> Audit[C] | None:
-        return None
+        return resolve_name(self.attacks)() if self.attacks else None
 
 
 class GraphMethod(Method[C, S]):

@@ -144,11 +144,6 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
             **client_folders(context, out, class_names(self, config, folder)),
         )
 
-    def final_figures(
-        self, config: M, strategy: ModuleFedAvg, folder: RunFolder | None = None
-    ) -> dict[str, object]:
-        return {"bytes": strategy.payload}
-
     def _shared(self, config: M, folder: RunFolder | None) -> SharedModule:
         sizes = self.num_features(config, folder), self.outputs(config, folder)
         return SharedModule(self.module(config, *sizes), config.seed, self.local(config))

@@ -139,13 +139,13 @@ def accounted(multiplier: float, delta: float, rounds: int) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-def announce_privacy(config: RunConfig, *, measures: bool = True) -> None:
+def announce_privacy(config: RunConfig) -> None:
     """Log the budget once, and which figures of clients the run will lack."""
     privacy = config.privacy
     if privacy.is_on:
         budget = privacy.epsilon, privacy.delta, privacy.form
         LOG.info("privacy: epsilon %g at delta %g, %s", *budget)
-    if privacy.withholds and measures:
+    if privacy.withholds and not config.server_measures:
         LOG.warning(
             "privacy.measurements=withhold: clients keep accuracies and losses to themselves, and "
             "reports have null for them; privacy.measurements=report sends them without noise"

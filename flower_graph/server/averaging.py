@@ -257,12 +257,6 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
 
     # What a run leaves
 
-    @property
-    def payload(self) -> dict[str, dict[str, int]]:
-        """Payload bytes so far: direction to kind to bytes."""
-        # What the clients would send and get to train if each had a SuperNode of its own
-        return self.session.ledger.payload
-
     def weights(self) -> dict[str, NDArray[Any]]:  # of the model's types
         """Return the server's model after the last round, named as in ``first_arrays``.
 
@@ -303,7 +297,6 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
             asked=sum(len(local) or 1 for local in session.asked.values()),
             # A SuperNode that names no clients is one
             answered=len(used) + sum(not reply.clients for reply in self._usable),
-            bytes=session.ledger.payload,
             skipped="" if self._usable else f"none of {len(session.asked)} {UNUSABLE}",
             **fields,
         )

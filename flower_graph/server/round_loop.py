@@ -80,6 +80,11 @@ class RoundLoop(Strategy):
         """Number of classes, and the kind of counts that clients send."""
         return self.num_classes, self.counting
 
+    @property
+    def payload(self) -> dict[str, dict[str, int]]:
+        """Payload bytes so far: direction to kind to bytes."""
+        return self.session.ledger.payload
+
     def initialize_parameters(self, *_: object, **__: object) -> NoReturn:
         """Refuse Flower's older server, which calls this first."""
         remedy = "call its start in an @app.main() (`flower-graph docs existing-app`)"
@@ -316,6 +321,7 @@ class RoundLoop(Strategy):
         return RoundReport(
             round=server_round,
             rejected=[{"node": one.node_id, "reason": one.reason} for one in few(session.rejected)],
+            bytes=self.payload,
             wire_bytes=session.ledger.wire,
             participation=who.to_record() if session.members.absent or any(clients) else {},
             **{**counts, **named, **figures},

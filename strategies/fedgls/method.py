@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     from flower_graph.data.description import NewGraph
     from flower_graph.method.base import FinishedRun
-    from flower_graph.strategies.fedgls.attack import ModelAudit
 
 LOG = logging.getLogger(__name__)
 GRAPHLESS, NUM_GRAPHLESS = "graphless", "graphless-clients"  # details of data folders
@@ -82,6 +81,7 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         "where logistic regression on good features has 0.84 (`flower-graph docs results/heat-map`)"
     )
     tables = ("fedgls",)
+    attacks = "flower_graph.strategies.fedgls.attack:ModelAudit"
     needs_variety = True
 
     def build_strategy(
@@ -137,7 +137,7 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
             graphless = [graph.client for graph in self.graphs(config) if graph.is_graphless]
         else:
             graphless = folder.detail(GRAPHLESS, list)
-        return {"bytes": strategy.payload, "graphless": graphless}
+        return super().final_figures(config, strategy) | {"graphless": graphless}
 
     def predict(
         self, config: FedGLSConfig, run: FinishedRun, graph: NewGraph, client: int | None
@@ -156,11 +156,6 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         if not is_ones:
             draw_learner(model, config.graph, 0)
         return predict(model, graph, 0 if is_ones else NEWCOMERS_STEPS).softmax(1)
-
-    def audit(self) -> ModelAudit:
-        from flower_graph.strategies.fedgls.attack import ModelAudit
-
-        return ModelAudit()
 
 
 METHOD = FedGLS()

@@ -50,7 +50,6 @@ from flower_graph.strategies.fedscem.strategy import (
 
 if TYPE_CHECKING:
     from flower_graph.method.base import FinishedRun
-    from flower_graph.strategies.fedscem.attack import EgoAudit
 
 LOG = logging.getLogger(__name__)
 Server = MaskedEmbeddingAveraging | ReportedFedAvg
@@ -77,6 +76,7 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
         "where logistic regression on good features has 0.84 (`flower-graph docs results/heat-map`)"
     )
     tables = ("fedscem",)
+    attacks = "flower_graph.strategies.fedscem.attack:EgoAudit"
 
     def build_strategy(
         self, config: FedSCemConfig, out: Path | None, folder: RunFolder | None = None
@@ -123,11 +123,6 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
         """Build none for FedSCem: its clients add noise before masks, which mods would spoil."""
         return [] if config.strategy.name == FEDSCEM else super().train_mods(config)
 
-    def final_figures(
-        self, config: FedSCemConfig, strategy: Server, folder: RunFolder | None = None
-    ) -> dict[str, object]:
-        return {"bytes": strategy.payload}
-
     def predict(
         self, config: FedSCemConfig, run: FinishedRun, graph: NewGraph, client: int | None
     ) -> Tensor:
@@ -145,11 +140,6 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
         form = run.saved(run.clients[0])[0].arguments
         settings = _settings(config, form["features"], form["classes"])
         return train_alone(graph, settings, config.rounds)
-
-    def audit(self) -> EgoAudit:
-        from flower_graph.strategies.fedscem.attack import EgoAudit
-
-        return EgoAudit()
 
 
 METHOD = FedSCem()

@@ -266,7 +266,6 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             loss=loss + self.settings.mu * (0.0 if math.isnan(contrast) else contrast),
             cross_entropy=loss,
             regulariser=contrast,
-            bytes=self.payload,
             skipped=found.skipped,
         )
         if server_round == session.members.resume.server_round + 1:

@@ -154,7 +154,7 @@ class NFedGNNConfig(RunConfig):
         return 1
 
     of_task: ClassVar = {LINKS: FOR_LINKS}
-    server_measures = True
+    server_measures = True  # the noisy vectors that it has
     takes_sparse = True
 
     def validate(self) -> None:

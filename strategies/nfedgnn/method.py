@@ -62,7 +62,6 @@ from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay, held_li
 
 if TYPE_CHECKING:
     from flower_graph.method.base import FinishedRun
-    from flower_graph.strategies.nfedgnn.attack import RelayAudit
 
 ROWS_FOLDER = "rows"  # of the output folder, for users' weights in files
 
@@ -73,13 +72,13 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
     name = APP
     schema = NFedGNNConfig
     client, clients = "user", "users"
-    measures = False  # the server evaluates the noisy vectors that it has
     heterophily = (
         "nFedGNN smooths over edges: at homophily 0.1 it was 7 to 64 points below logistic "
         "regression on the features, with one layer for all users 6 to 55; with strategy.share=own "
         "try strategy.reg_weight=0 (`flower-graph docs results/heat-map`)"
     )
     tables = ("nfedgnn", "nfedgnn-summed", "links")
+    attacks = "flower_graph.strategies.nfedgnn.attack:RelayAudit"
 
     def build_strategy(
         self, config: NFedGNNConfig, out: Path | None, folder: RunFolder | None = None
@@ -159,19 +158,6 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
     def train_mods(self, config: NFedGNNConfig) -> list[Mod]:
         noise = client_noise(config.privacy, config.rounds)
         return [PrivateRows(noise)] if noise else []
-
-    def final_figures(
-        self,
-        config: NFedGNNConfig,
-        strategy: SplitGradientRelay,
-        folder: RunFolder | None = None,
-    ) -> dict[str, object]:
-        return {"bytes": strategy.layer.ledger.payload}
-
-    def audit(self) -> RelayAudit:
-        from flower_graph.strategies.nfedgnn.attack import RelayAudit
-
-        return RelayAudit()
 
 
 METHOD = NFedGNN()

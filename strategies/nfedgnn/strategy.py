@@ -237,8 +237,11 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         if self.evaluates(server_round):
             accuracy = server.accuracy()
             self.counts = counted(*server.judged[:3], self.counting)
-        figures: dict[str, Any] = {**losses, "bytes": layer.ledger.payload, "skipped": skipped}
-        return self.report(server_round, who, accuracy, **figures)
+        return self.report(server_round, who, accuracy, **losses, skipped=skipped)
+
+    @property
+    def payload(self) -> dict[str, dict[str, int]]:
+        return self.layer.ledger.payload
 
     def _took_part(self, skipped: str) -> Participation:
         nobody = ~self.layer.left

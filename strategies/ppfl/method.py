@@ -65,7 +65,6 @@ if TYPE_CHECKING:
 
     from flower_graph.data.description import NewGraph
     from flower_graph.method.base import FinishedRun
-    from flower_graph.strategies.ppfl.attack import EmbeddingAudit
     from flower_graph.strategies.ppfl.client import EmbeddingModel
 
 # Section 4.1 (Zhang et al., 2023): 4 clients, 40 % public and 15 % private nodes.
@@ -83,6 +82,7 @@ class PPFL(GraphMethod[PPFLConfig, ProcrustesAlignment]):
         "training alone, and both were near chance (`flower-graph docs results/heat-map`)"
     )
     tables = ("ppfl",)
+    attacks = "flower_graph.strategies.ppfl.attack:EmbeddingAudit"
 
     def build_strategy(
         self, config: PPFLConfig, out: Path | None, folder: RunFolder | None = None
@@ -138,17 +138,12 @@ class PPFL(GraphMethod[PPFLConfig, ProcrustesAlignment]):
             }
             for name in CLASSIFIERS
         }
-        return {"bytes": strategy.session.exchange.ledger.payload, "judged": judged}
+        return super().final_figures(config, strategy) | {"judged": judged}
 
     def predict(
         self, config: PPFLConfig, run: FinishedRun, graph: NewGraph, client: int | None
     ) -> Tensor:
         return join_graph(run, graph, client).probability
-
-    def audit(self) -> EmbeddingAudit:
-        from flower_graph.strategies.ppfl.attack import EmbeddingAudit
-
-        return EmbeddingAudit()
 
 
 METHOD = PPFL()

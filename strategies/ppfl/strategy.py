@@ -304,7 +304,6 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
             loss=mean[keys.LOSS],
             cross_entropy=mean[keys.LOSS],
             regulariser=mean[DISAGREEMENT],
-            bytes=ledger.payload,
             skipped=skipped,
             alignment=precision,
         )

@@ -16,7 +16,7 @@ import pytest
 from lying_grid import edited, struck
 from sum_helpers import LENGTH, TERMS, PartyWorld, World, mask, wire
 
-from flower_graph.audit.deviating import Opened
+from flower_graph.audit.deviating import LyingRound
 from flower_graph.errors import MalformedReplyError, RefusedError
 from flower_graph.secure.parties.epoch import LIST
 from flower_graph.secure.parties.journal import (
@@ -238,13 +238,14 @@ def test_a_trusted_server_may_name_the_partners_of_one_client_as_vanished(m, cor
     world.prepare(0)
     world.mask(0)
     local = world.rounds[0]
-    gone, found = stories(local.partners, local.threshold), Opened(local)
+    gone = stories(local.partners, local.threshold)
+    local.__class__, local.revealed = LyingRound, {}
     for node, request in world.requests("unmask", 0).items():
         is_gone = np.isin(local.partners[node - 1000], gone[node - 1000])
         kinds = np.where(is_gone, MASK_KEY, SEED).astype(np.uint8)
         lie = replace(request, kinds=kinds, contributors=m)
-        found.take(node, world.hosts[node].unmask(wire(lie)))
-    assert found.is_open(PLACE) is opened
+        local.note(node, world.hosts[node].unmask(wire(lie)))
+    assert local.is_open(PLACE) is opened
 
 
 # The form that does not trust it ------------------------------------------------------------------
