@@ -38,8 +38,8 @@ from flower_graph.outputs.client import FINISH, KeepRequest, merge_clients, own_
 from flower_graph.outputs.client import TYPE as KEEP
 from flower_graph.privacy.noise import (
     announce_privacy,
-    final_privacy,
     note_privacy,
+    spent,
     withhold_measurements,
 )
 from flower_graph.records.rounds import RoundReport
@@ -169,7 +169,9 @@ def run_server(
         # What clients withhold stays in the folder of each
         if not config.privacy.withholds and (differ := merge_clients(out)):
             final["spread"] = differ
-        final |= final_privacy(config) | baselines
+        final |= baselines
+        if config.privacy.is_on:
+            final["privacy"] = spent(config.privacy, config.rounds)
         if names := class_names(method, config, folder):
             final["classes"] = list(names)
         if folder is None:

@@ -107,25 +107,17 @@ class Permits:
             if key.startswith(FLOORS) and key not in LIMITS:
                 near = get_close_matches(key, LIMITS, 1, 0)
                 raise ConfigError(f"node-config {key}: is unknown; the nearest is {near[0]}")
-        return cls(
-            **{
-                one.name: one.metadata["read"](node_config, key=key)
-                for key, one in LIMITS.items()
-                if node_config.get(key) is not None
-            }
-        )
+        asked = {key: one for key, one in LIMITS.items() if node_config.get(key) is not None}
+        read = {one.name: one.metadata["read"](node_config, key=key) for key, one in asked.items()}
+        return cls(**({"most_delta": USUAL_DELTA} if "most_epsilon" in read else {}) | read)
 
     @property
     def noises(self) -> bool:
         """Whether every vector of a permitted run has noise."""
         return self.least_noise is not None or self.most_epsilon is not None
 
-    @property
-    def _delta(self) -> float | None:
-        return USUAL_DELTA if self.most_delta is None and self.most_epsilon else self.most_delta
-
     def _shown(self, key: str) -> object:
-        limit = self._delta if key == "most-delta" else getattr(self, LIMITS[key].name)
+        limit = getattr(self, LIMITS[key].name)
         return ", ".join(limit) if isinstance(limit, tuple) else limit
 
     def lines(self) -> list[str]:
@@ -135,41 +127,40 @@ class Permits:
 
     def check(self, config: RunConfig) -> None:
         """Refuse a run that does not keep a limit; ``RefusedError`` names the limit."""
-        self._check_noise(config)
-        how, form, differ = config.strategy, PLAIN, None if self.noises else self.differ_by
-        if not config.sends_singly:
-            form = how.trust if isinstance(how, TrustSection) else SEMI_HONEST
-        holders = how.least_holders if isinstance(how, OpenedSums) else self.least_holders
-        # Under other trust the server chooses the sums
-        apart = how.differ_by if isinstance(how, OpenedSums) and form == MALICIOUS_SERVER else 0
-        for key, is_kept, what in (
-            (ALLOW_TRUST, form in self.allow_trust, f"is {form}"),
-            ("least-clients", self.least_clients is None or form != PLAIN, f"is {form}"),
-            ("least-holders", holders >= self.least_holders, f"has least_holders={holders}"),
-            ("differ-by", differ is None or apart >= differ, f"is {form}, with differ_by={apart}"),
-        ):
-            if not is_kept:
-                raise self._refused(key, what)
 
-    def _check_noise(self, config: RunConfig) -> None:
-        floors = ("most-epsilon", "least-noise", "most-clip", "most-delta")
-        asked = [key for key in floors if getattr(self, LIMITS[key].name) is not None]
-        privacy = config.privacy
-        if asked and not (privacy.is_local and privacy.withholds):
-            keys = ("epsilon", "form", "measurements")
-            settings = (f"privacy.{key}={getattr(privacy, key)}" for key in keys)
-            raise self._refused(asked[0], f"has {', '.join(settings)}")
-        for key, most, name in (
-            ("most-delta", self._delta, "delta"),
-            ("most-epsilon", self.most_epsilon, "epsilon"),
-            ("most-clip", self.most_clip, "clipping_norm"),
-        ):
-            if most is not None and (value := getattr(privacy, name)) > most:
-                raise self._refused(key, f"has privacy.{name}={value:g}")
+        def keep(key: str, is_kept: bool, what: str) -> None:
+            if not is_kept:
+                limit = f"this SuperNode's node config has {key}={self._shown(key)}"
+                raise RefusedError(f"{limit}, and this run {what}")
+
+        privacy, how = config.privacy, config.strategy
+        # Of each limit of the noise the setting that it is the most for
+        most = {"most-epsilon": "epsilon", "most-clip": "clipping_norm", "most-delta": "delta"}
+        limits = {key: getattr(self, LIMITS[key].name) for key in (*most, "least-noise")}
+        is_noised = privacy.is_local and privacy.withholds
+        keys = ("epsilon", "form", "measurements")
+        how_noised = ", ".join(f"privacy.{key}={getattr(privacy, key)}" for key in keys)
+        for key, limit in limits.items():
+            keep(key, limit is None or is_noised, f"has {how_noised}")
+        for key, name in reversed(most.items()):
+            value = getattr(privacy, name)
+            keep(key, limits[key] is None or value <= limits[key], f"has privacy.{name}={value}")
         if self.least_noise is not None:
             noise = multiplier_of(privacy, config.rounds)
-            if noise < self.least_noise:
-                raise self._refused("least-noise", f"has noise {noise:.3g} times the sensitivity")
+            is_kept = noise >= self.least_noise
+            keep("least-noise", is_kept, f"has noise {noise:.3g} times the sensitivity")
+
+        form, differ = PLAIN, None if self.noises else self.differ_by
+        if not config.sends_singly:
+            form = how.trust if isinstance(how, TrustSection) else SEMI_HONEST
+        keep(ALLOW_TRUST, form in self.allow_trust, f"is {form}")
+        keep("least-clients", self.least_clients is None or form != PLAIN, f"is {form}")
+        holders = how.least_holders if isinstance(how, OpenedSums) else self.least_holders
+        keep("least-holders", holders >= self.least_holders, f"has least_holders={holders}")
+        # Under other trust the server chooses the sums
+        apart = how.differ_by if isinstance(how, OpenedSums) and form == MALICIOUS_SERVER else 0
+        what = f"is {form}, with differ_by={apart}"
+        keep("differ-by", differ is None or apart >= differ, what)
 
     def allows_data(self, name: str) -> bool:
         """Return whether a run may use a data set, a file or a folder.
@@ -184,11 +175,6 @@ class Permits:
         asked = path.expanduser().resolve()
         paths = [Path(one).expanduser() for one in self.data]
         return any(asked.is_relative_to(one.resolve()) for one in paths if one.is_absolute())
-
-    def _refused(self, key: str, why: str) -> RefusedError:
-        return RefusedError(
-            f"this SuperNode's node config has {key}={self._shown(key)}, and this run {why}"
-        )
 
 
 LIMITS = {one.name.replace("_", "-"): one for one in fields(Permits)}
@@ -277,10 +263,8 @@ def allowed_methods(context: Context) -> frozenset[str] | None:
     """Return the modules of methods that a run may make this SuperNode import; None: any."""
     # A run must not choose the imports of a client's machine. In a simulation of Flower's, the
     # clients are actors of Ray, on the machine of the person that started the run.
-    given = context.node_config.get(METHODS, "")
-    if not isinstance(given, str):
-        raise ConfigError(f"node-config {METHODS}: {brief(given)}; must be names with commas")
-    return None if on_ray() else frozenset(filter(None, map(str.strip, given.split(","))))
+    given = {METHODS: context.node_config.get(METHODS, "")}
+    return None if on_ray() else frozenset(_words(given, METHODS))
 
 
 @lru_cache(maxsize=4)

@@ -70,7 +70,7 @@ ONE_EACH = "give each client a SuperNode of its own"
 
 
 def spent(privacy: PrivacyConfig, rounds: int) -> dict[str, object]:
-    """Return the budget that the finished rounds have spent."""
+    """Return the budget that the finished rounds have spent, for ``result.json``."""
     multiplier = multiplier_of(privacy, rounds)
     result: dict[str, object] = {
         "epsilon": accounted(multiplier, privacy.delta, rounds),
@@ -143,8 +143,9 @@ def announce_privacy(config: RunConfig) -> None:
     """Log the budget once, and which figures of clients the run will lack."""
     privacy = config.privacy
     if privacy.is_on:
-        budget = privacy.epsilon, privacy.delta, privacy.form
-        LOG.info("privacy: epsilon %g at delta %g, %s", *budget)
+        LOG.info(
+            "privacy: epsilon %g at delta %g, %s", privacy.epsilon, privacy.delta, privacy.form
+        )
     if privacy.withholds and not config.server_measures:
         LOG.warning(
             "privacy.measurements=withhold: clients keep accuracies and losses to themselves, and "
@@ -158,11 +159,6 @@ def note_privacy(config: RunConfig, report: RoundReport) -> None:
         delta, multiplier = config.privacy.delta, multiplier_of(config.privacy, config.rounds)
         epsilon = accounted(multiplier, delta, report.round)
         report.privacy = {"epsilon": epsilon, "delta": delta}
-
-
-def final_privacy(config: RunConfig) -> dict[str, object]:
-    """Return the budget's entry of ``result.json``; nothing without a budget."""
-    return {"privacy": spent(config.privacy, config.rounds)} if config.privacy.is_on else {}
 
 
 # Clipping and noise ------------------------------------------------------------------------------
@@ -343,16 +339,16 @@ def withhold_measurements(
     """Reduce the answer to ``evaluate`` to the weight, as a Flower mod."""
     # Other messages pass as they are: their replies are another mod's to protect.
     reply = call_next(message, context)
-    if message.metadata.message_type == "evaluate":
-        # The keys are removed, since a server refuses measurements that are not numbers.
-        _silence(reply, are_removed=True)
-    return reply
+    # The keys are removed, since a server refuses measurements that are not numbers.
+    is_measured = message.metadata.message_type == "evaluate"
+    return _silence(reply, are_removed=True) if is_measured else reply
 
 
 def privacy_mods(privacy: PrivacyConfig, rounds: int) -> list[Mod]:
     """Build the ``train_mods`` of a ClientApp whose replies are of one client each."""
     if privacy.is_central and privacy.withholds:
-        return [_withhold_losses]
+        # The server adds the noise to the arrays
+        return [lambda message, context, call_next: _silence(call_next(message, context))]
     noise = client_noise(privacy, rounds)
     return [] if noise is None else [PrivateReplies(noise)]
 
@@ -363,26 +359,19 @@ def require_one_client(privacy: PrivacyConfig, clients: Sequence[int]) -> None:
         raise ConfigError(f"privacy.epsilon: {privacy.epsilon:g}: {_shared(clients)}")
 
 
-def _withhold_losses(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    # The server adds the noise to the arrays
-    reply = call_next(message, context)
-    _silence(reply)
-    return reply
-
-
-def _silence(reply: Message, *, are_removed: bool = False) -> None:
+def _silence(reply: Message, *, are_removed: bool = False) -> Message:
     """Withhold measurements, and counts of predictions, whatever the server has asked."""
-    if not reply.has_content():
-        return
-    for record in reply.content.config_records.values():
+    content = reply.content if reply.has_content() else RecordDict()
+    for record in content.config_records.values():
         record.pop(COUNTED, None)
-    for metrics in reply.content.metric_records.values():
+    for metrics in content.metric_records.values():
         for key in metrics.keys() - KEPT:
             value = metrics[key]
             if are_removed:
                 del metrics[key]
             else:
                 metrics[key] = [math.nan] * len(value) if isinstance(value, list) else math.nan
+    return reply
 
 
 def put_numbers(message: Message, values: NDArray[np.generic]) -> None:

@@ -238,9 +238,9 @@ def test_a_trusted_server_may_name_the_partners_of_one_client_as_vanished(m, cor
     world.prepare(0)
     world.mask(0)
     local = world.rounds[0]
-    gone = stories(local.partners, local.threshold)
+    gone, requests = stories(local.partners, local.threshold), world.requests("unmask", 0)
     local.__class__, local.revealed = LyingRound, {}
-    for node, request in world.requests("unmask", 0).items():
+    for node, request in requests.items():
         is_gone = np.isin(local.partners[node - 1000], gone[node - 1000])
         kinds = np.where(is_gone, MASK_KEY, SEED).astype(np.uint8)
         lie = replace(request, kinds=kinds, contributors=m)
