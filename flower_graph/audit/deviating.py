@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flower_graph.audit.attacks import Deviation, Finding, guesses, ranking
 from flower_graph.secure.align import blinded as ids
-from flower_graph.secure.align.blinded import KEY_HOLDERS, MOST_SKIPPED, public_of
+from flower_graph.secure.align.blinded import KEY_HOLDERS, MOST_HOLDERS, public_of
 from flower_graph.secure.align.server import BLINDED
 from flower_graph.secure.channel import rows_of
 from flower_graph.secure.sum.messages import (
@@ -180,12 +180,12 @@ class OwnAnswers(Deviation):
     def patch(self, strategy: object) -> None:
         self._run, self._aligner = self._parts_of(strategy)
         aligner = self._aligner
-        takes, asks, unites = aligner._take_blind, aligner.union_requests, aligner.take_union
+        takes, asks, unites = aligner.take_blind, aligner.union_requests, aligner.take_union
 
-        def take_blind(reply: ids.BlindReply) -> None:
+        def take_blind(node: int, reply: ids.BlindReply) -> None:
             blocks = split_rows(reply.points, reply.sizes)
             self.blinded |= dict(zip(reply.clients.tolist(), blocks, strict=True))
-            takes(reply)
+            takes(node, reply)
 
         def union_requests() -> dict[int, ids.UnionRequest]:
             return {node: self.answered(request) for node, request in asks().items()}
@@ -195,7 +195,7 @@ class OwnAnswers(Deviation):
             self._tokens |= set() if peeled is None else {row.tobytes() for row in peeled[0]}
             return unites(total, contributors)
 
-        aligner._take_blind, aligner.union_requests = take_blind, union_requests
+        aligner.take_blind, aligner.union_requests = take_blind, union_requests
         aligner.take_union = take_union
 
     def answered(self, request: ids.UnionRequest) -> ids.UnionRequest:
@@ -216,7 +216,7 @@ class OwnAnswers(Deviation):
 
     def _keys(self, client: int) -> list[bytes]:
         """Return the server's key for a client; of parties, the shares of one for all."""
-        of = [client] if self._aligner._registry is None else range(KEY_HOLDERS)
+        of = [client] if self._aligner.registry is None else range(KEY_HOLDERS)
         return [ids.scalar(b"the server's own", b"key", number) for number in of]
 
     def finding(self) -> Finding:
@@ -246,27 +246,26 @@ class ChosenHolders(Deviation):
 
     def patch(self, strategy: object) -> None:
         _, aligner = self.parts_of(strategy)
-        takes = aligner._take
+        takes = aligner.take_answers
 
         def choose(count: int) -> list[int]:
-            free = sorted(set(aligner._at(BLINDED)) - aligner._dropped - set(aligner._holders))
+            free = sorted(set(aligner.at(BLINDED)) - aligner.dropped - set(aligner.holders))
             lies = set(free)
-            if aligner._registry is None:
-                self._share = min(1.0, len(self.chosen | set(free[-count:])) / len(aligner._node))
+            if aligner.registry is None:
+                self._share = min(1.0, len(self.chosen | set(free[-count:])) / len(aligner.members))
             else:
-                beyond = set(aligner._draw[KEY_HOLDERS + MOST_SKIPPED :])
-                lies = {client for client in free if aligner._party[client] in beyond}
+                beyond = set(aligner.draw[MOST_HOLDERS:])
+                lies = {client for client in free if aligner.party[client] in beyond}
             chosen = sorted(free, key=lambda client: client in lies)[-count:]
             self.chosen |= lies & set(chosen)
             self.told += len(chosen)
             return chosen
 
-        def take(request: object, config: Mapping[str, object]) -> None:
+        def take(request: ids.EvaluateRequest, config: Mapping[str, object]) -> None:
             takes(request, config)
-            if isinstance(request, ids.EvaluateRequest):
-                self.answered |= set(request.holders.tolist())
+            self.answered |= set(request.holders.tolist())
 
-        aligner._choose, aligner._take = choose, take
+        aligner.choose, aligner.take_answers = choose, take
 
     def finding(self) -> Finding:
         right = [client in self.answered for client in sorted(self.chosen)] or [False]

@@ -656,7 +656,7 @@ class EgoMembership(SumMembership):
         parties, aligner = self.parties, self.aligner
         assert parties is not None and parties.epoch is not None
         members = parties.epoch_clients()
-        aligner.forget(set(aligner.enrolled) - {c for local in members.values() for c in local})
+        aligner.forget(set(aligner.members) - {c for local in members.values() for c in local})
         for party, local in members.items():
             node = parties.node_of_party(party)
             assert node is not None  # the parties of a new epoch are connected

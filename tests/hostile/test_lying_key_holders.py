@@ -54,7 +54,7 @@ def test_a_key_holder_that_is_gone_is_replaced_by_the_next_in_the_draw(gone):
     setting.exchange()
     setting.exchange(lambda party, c: None if party in draw[:gone] else setting.reply(party, c))
     if gone == 3:
-        with pytest.raises(AlignmentError, match="first parties"):
+        with pytest.raises(AlignmentError, match="at least 3"):
             setting.exchange()
         return
     assert [*setting.exchange()] == draw[3 : 3 + gone]

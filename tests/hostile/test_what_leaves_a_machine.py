@@ -316,7 +316,7 @@ def secrets_of(part: Any) -> Iterator[bytes]:
             yield from (share.tobytes() for share in kept.held.reshape(-1, kept.held.shape[-1]))
     if isinstance(part, AlignmentClient):
         yield from (bytes(secret) for secret in part._secrets.values())
-        yield from (name[TOKEN:].tobytes() for name in part._names[part._named])
+        yield from (name[TOKEN:].tobytes() for name in part._names[part._names.any(1)])
 
 
 def spellings(secret: bytes) -> Iterator[bytes]:

@@ -75,9 +75,9 @@ def test_points_outside_the_group_are_refused_by_number() -> None:
     off_curve = b"\x02" + bytes(31)
     block = np.frombuffer(good + order_two + off_curve, np.uint8).reshape(-1, 32)
     assert ids.invalid_points(block) == [1, 2]
-    with pytest.raises(ValueError, match="point 1"):
+    with pytest.raises(ValueError, match=order_two.hex()):
         ids.multiply(block, ids.key_share(SECRETS, 1))
-    with pytest.raises(ValueError, match="answer 5"):
+    with pytest.raises(ValueError, match="group"):
         ids.unblind(order_two, b"s" * 32, 1, 5)
     assert ids.add([block[2:], block[:1]]) is None
 

@@ -22,13 +22,14 @@ SuperNodes with a registered key (``parties/registry.py``).
   are signed by a party to which the client is granted, no larger than declared, and one for each
   client: so a party can try out identities only with blocks of its own, which are counted.
 - Key-holders follow from the epoch's seed, to which all parties committed: its first
-  ``KEY_HOLDERS`` parties, or the next in the draw for absent ones, up to ``MOST_SKIPPED``.
+  ``KEY_HOLDERS`` parties, or the next in the draw for absent ones, among the first
+  ``MOST_HOLDERS``.
 - A key-holder signs the public key of its share and proves each client's answers (`prove`). The
   server forwards answers and proofs as they are. Clients check key, place in the draw and proof of
   every key-holder, and add the answers up themselves.
 
-A server that names any party absent has ``KEY_HOLDERS + MOST_SKIPPED`` parties to find
-``KEY_HOLDERS`` accomplices among: of a tenth that collude, once in 120 runs.
+A server that names any party absent has ``MOST_HOLDERS`` parties to find ``KEY_HOLDERS``
+accomplices among: of a tenth that collude, once in 120 runs.
 
 *In the clear*, clients send a hash of each identity, which the server can try out. There are no
 key-holders, no union to sum, and no slot keys: the server sees the sums of the slots.
@@ -51,8 +52,8 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from typing import Annotated
+from functools import partial, reduce
+from typing import Annotated, TypeVar
 
 import numpy as np
 from nacl import bindings as sodium
@@ -68,14 +69,15 @@ from flower_graph.wire.keys import ALIGN_STAGE
 
 Bytes2D = NDArray[np.uint8]
 Words = NDArray[np.uint64]
+T = TypeVar("T")  # what names key-holders
 
 BLIND, EVALUATE, UNION, PUBLISH = "blind", "evaluate", "union", "publish"
 IDENTITIES = "identities"  # the one stage of the alignment in the clear
 PLAIN_EPOCH = 1
 POINT, TOKEN = 32, 12  # bytes
 PROOF = 3 * POINT  # bytes: two commitments and the response
-# One key-holder alone could try out identities; by so many more parties the draw may be skipped
-KEY_HOLDERS, MOST_SKIPPED = 3, 2
+# One key-holder alone could try out identities; the first parties of the draw that may be one
+KEY_HOLDERS, MOST_HOLDERS = 3, 5
 OF_BLOCK, OF_KEY = b"alignment block", b"alignment key"  # what a signature is for
 MIN_BLOCK = 16  # points of a client
 KEY = 32  # bytes of a slot's secret
@@ -143,7 +145,8 @@ class EvaluateRequest(Message, down="train.align", fixed={ALIGN_STAGE: EVALUATE}
     """Server to key-holders: multiply these points by your shares of the key."""
 
     epoch: Annotated[int, EPOCH]
-    holders: Annotated[IntArray, CLIENTS]  # key-holders; their shares are added up
+    # key-holders; their shares are added up
+    holders: Annotated[IntArray, replace(CLIENTS, may_be_none=False)]
     points: Annotated[Bytes2D, POINTS]  # of all clients
     # with proofs: clients of these points
     clients: Annotated[IntArray | None, Exact("align-blocks", shape="b")] = None
@@ -180,7 +183,7 @@ class UnionRequest(Message, down="train.union", fixed={ALIGN_STAGE: UNION}, pref
     sizes: Annotated[IntArray, SIZES]
     # their points times the whole key; with proofs times each key-holder's share
     points: Annotated[Bytes2D, Block(shape=f"h n {POINT}")]
-    cells: Annotated[int, Whole()]  # cells of the table
+    cells: Annotated[int, Whole(least=PARTS)]  # cells of the table
     # With proofs
     keys: Annotated[Bytes2D | None, Block(shape=f"h {POINT}")] = None  # their public keys
     # theirs of these
@@ -220,26 +223,22 @@ class PublishedTokens(Message, down="train", fixed={ALIGN_STAGE: PUBLISH}):
 
 def canonical(identities: Iterable[object], owner: str) -> list[bytes]:
     """Write identities as bytes that are equal exactly if the identities are."""
-    given = identities.tolist() if isinstance(identities, np.ndarray) else list(identities)
-    texts = list[bytes]()
+    # Places, never names: Flower sends the text of a client's error to the server.
+    places = dict[bytes, int]()
+    given = identities.tolist() if isinstance(identities, np.ndarray) else identities
     for number, identity in enumerate(given):
         if isinstance(identity, str):
-            texts.append(b"s:" + identity.encode())
+            text = b"s:" + identity.encode()
         elif isinstance(identity, (int, np.integer)) and not isinstance(identity, bool):
-            texts.append(b"i:%d" % int(identity))
+            text = b"i:%d" % int(identity)
         else:
             kind = type(identity).__name__
             raise ValueError(f"{owner}: its identity number {number} is of type {kind}")
-    # Places, never names: Flower sends the text of a client's error to the server.
-    kinds = [text[:1] for text in texts]
-    if len(set(kinds)) > 1:
-        places = f"numbers {kinds.index(b'i')} and {kinds.index(b's')}"
-        raise ValueError(f"{owner} has identities of mixed types: {places}")
-    if len(set(texts)) < len(texts):
-        second = next(number for number, text in enumerate(texts) if texts.index(text) < number)
-        places = f"numbers {texts.index(texts[second])} and {second}"
-        raise ValueError(f"{owner} has identities twice: {places}")
-    return texts
+        if next(iter(places), text)[:1] != text[:1]:
+            raise ValueError(f"{owner} has identities of mixed types: numbers 0 and {number}")
+        if (first := places.setdefault(text, number)) != number:
+            raise ValueError(f"{owner} has identities twice: numbers {first} and {number}")
+    return list(places)
 
 
 def plain_token(identity: bytes) -> bytes:
@@ -277,23 +276,17 @@ def blind(points: Mapping[int, bytes], secret: bytes, epoch: int, size: int) -> 
 
     def one(place: int) -> bytes:
         if place >= len(given):
-            random = sodium.crypto_core_ed25519_scalar_reduce(os.urandom(64))
-            return sodium.crypto_scalarmult_ed25519_base_noclamp(random)
+            return public_of(sodium.crypto_core_ed25519_scalar_reduce(os.urandom(64)))
         number, point = given[place]
-        factor = _blind_scalar(secret, epoch, number)
-        return sodium.crypto_scalarmult_ed25519_noclamp(factor, point)
+        return times(_blind_scalar(secret, epoch, number), point)
 
     return rows_of(spread(one, range(size)), -1, POINT)
 
 
 def unblind(point: bytes, secret: bytes, epoch: int, number: int) -> bytes:
     """Divide the key-holders' answer by the blind of the point of that number."""
-    # Raises ``ValueError`` if the answer is no point of the group.
     inverse = sodium.crypto_core_ed25519_scalar_invert(_blind_scalar(secret, epoch, number))
-    try:
-        return sodium.crypto_scalarmult_ed25519_noclamp(inverse, point)
-    except SodiumError as error:
-        raise ValueError(f"answer {number} is not in the group: {point.hex()}") from error
+    return times(inverse, point)
 
 
 def key_share(secrets: Sequence[bytes], epoch: int) -> bytes:
@@ -302,18 +295,17 @@ def key_share(secrets: Sequence[bytes], epoch: int) -> bytes:
     return reduce(sodium.crypto_core_ed25519_scalar_add, shares)
 
 
+def times(factor: bytes, point: bytes) -> bytes:
+    """Multiply a point; ``ValueError`` if it is not in the group."""
+    try:
+        return sodium.crypto_scalarmult_ed25519_noclamp(factor, point)
+    except SodiumError as error:
+        raise ValueError(f"a point is not in the group: {point.hex()}") from error
+
+
 def multiply(points: Bytes2D, factor: bytes) -> Bytes2D:
-    """Multiply all points ``[n, 32]`` by a scalar; ``ValueError`` names an invalid point."""
-    given = pieces(points)
-
-    def one(number: int) -> bytes:
-        try:
-            return sodium.crypto_scalarmult_ed25519_noclamp(factor, given[number])
-        except SodiumError as error:
-            text = f"point {number} is not in the group: {given[number].hex()}"
-            raise ValueError(text) from error
-
-    return rows_of(spread(one, range(len(given))), -1, POINT)
+    """Multiply all points ``[n, 32]`` by a scalar; ``ValueError`` for an invalid point."""
+    return rows_of(spread(partial(times, factor), pieces(points)), -1, POINT)
 
 
 def add(blocks: Sequence[Bytes2D]) -> Bytes2D | None:
@@ -348,6 +340,11 @@ def block_parts(run_id: bytes, epoch: int, client: int, block: Bytes2D) -> tuple
     return run_id, b"%d" % epoch, b"%d" % client, hashlib.sha256(block.tobytes()).digest()
 
 
+def key_parts(run_id: bytes, epoch: int, public: bytes) -> tuple[bytes, ...]:
+    """Return the parts of the public key of its share that a key-holder signs."""
+    return run_id, b"%d" % epoch, public
+
+
 def proof_context(run_id: bytes, epoch: int, holder: int, client: int) -> bytes:
     """Encode the key-holder and the client of a proof."""
     return framed(run_id, b"%d" % epoch, b"%d" % holder, b"%d" % client)
@@ -375,8 +372,6 @@ def cells_for(distinct: int) -> int:
 def insert(tokens: Bytes2D, cells: int) -> Words:
     """Write tokens into an empty table."""
     # tokens [n, 12]
-    if cells < PARTS or cells % PARTS:
-        raise ValueError(f"a table has a multiple of {PARTS} cells, got {cells}")
     table = np.zeros((WORDS, cells), np.uint64)
     places, marker = _hash(tokens, cells)
     _add(table, places, np.concatenate([marker[None], _halves(tokens)]))
@@ -487,10 +482,7 @@ SUITE = b"flower-graph/DLEQ/edwards25519-SHA512/2"
 ORDER = 2**252 + 27742317777372353535851937790883648493
 WEIGHT = 16  # bytes
 
-_multiply = sodium.crypto_scalarmult_ed25519_noclamp
-_multiply_base = sodium.crypto_scalarmult_ed25519_base_noclamp
 _sum = sodium.crypto_core_ed25519_add
-_times = sodium.crypto_core_ed25519_scalar_mul
 
 
 @dataclass(frozen=True)
@@ -505,7 +497,7 @@ class Claim:
 
 def public_of(key: bytes) -> bytes:
     """Return the public key of a scalar."""
-    return _multiply_base(key)
+    return sodium.crypto_scalarmult_ed25519_base_noclamp(key)
 
 
 def prove(
@@ -523,14 +515,11 @@ def prove(
     statement = _statement(public, inputs, outputs, context)
     # Random, and bound to key and statement in case the source of randomness is a poor one
     nonce = _to_scalar(b"Nonce", key, os.urandom(64), statement)
-    try:
-        weights = map(_scalar, _weights(statement, len(inputs)))
-        combined = reduce(_sum, map(_multiply, weights, pieces(inputs)))
-        seen = _multiply_base(nonce) + _multiply(nonce, combined)
-    except SodiumError as error:
-        raise ValueError("an input of the proof is not in the group") from error
+    weights = map(_scalar, _weights(statement, len(inputs)))
+    combined = reduce(_sum, map(times, weights, pieces(inputs)))
+    seen = public_of(nonce) + times(nonce, combined)
     # Key and nonce stay libsodium's, whose time does not depend on them; Python's integers' does.
-    secret = _times(_to_scalar(b"Challenge", statement, seen), key)
+    secret = sodium.crypto_core_ed25519_scalar_mul(_to_scalar(b"Challenge", statement, seen), key)
     return seen + sodium.crypto_core_ed25519_scalar_sub(nonce, secret)
 
 
@@ -551,7 +540,7 @@ def verify(inputs: Bytes2D, claims: Sequence[Claim]) -> bool:
             wide = _to_scalar(b"Challenge", statement, proof[: 2 * POINT])
             challenge = int.from_bytes(wide, "little")
             # Response times base plus challenge times key is the commitment; so over the inputs.
-            base = _sum(_multiply_base(_scalar(response)), _multiply(_scalar(challenge), public))
+            base = _sum(public_of(_scalar(response)), times(_scalar(challenge), public))
             if base != proof[:POINT]:
                 return False
             factor = int.from_bytes(os.urandom(WEIGHT), "little")
@@ -559,15 +548,15 @@ def verify(inputs: Bytes2D, claims: Sequence[Claim]) -> bool:
             of_inputs = [s + response * w for s, w in zip(of_inputs, weights, strict=True)]
             points = zip(weights, pieces(claim.outputs), strict=True)
             terms += [(challenge * weight, point) for weight, point in points]
-            seen.append(_multiply(_scalar(factor), proof[POINT : 2 * POINT]))
+            seen.append(times(_scalar(factor), proof[POINT : 2 * POINT]))
         terms += zip(of_inputs, pieces(inputs), strict=True)
-        total = reduce(_sum, (_multiply(_scalar(factor), point) for factor, point in terms))
+        total = reduce(_sum, (times(_scalar(factor), point) for factor, point in terms))
         return total == reduce(_sum, seen)
-    except SodiumError:  # a point that is not in the group
+    except (SodiumError, ValueError):  # a point that is not in the group, or a scalar of zero
         return False
 
 
-def failing(inputs: Bytes2D, claims: Mapping[int, Claim]) -> list[int]:
+def failing(inputs: Bytes2D, claims: Mapping[T, Claim]) -> list[T]:
     """Return the key-holders whose proofs about the same inputs do not hold."""
     if verify(inputs, list(claims.values())):
         return []

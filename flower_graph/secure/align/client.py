@@ -1,9 +1,8 @@
 """The clients' half of the alignment by blinded identities, for all clients of one SuperNode.
 
-Stages, in the order in which ``align_server`` asks for them: *blind* the identities; *evaluate* all
+Stages, in the order in which ``server.py`` asks for them: *blind* the identities; *evaluate* all
 blinded points, if a key-holder is among the clients; take the answers and add up the table of
-tokens (*union*); look up the slots in the *published* order. A repeated stage gives the same
-result, except for the random points that pad a block.
+tokens (*union*); look up the slots in the *published* order. A repeated stage gives the same again.
 
 Clients of one SuperNode share a process, and so their names of identities. Each identity is blinded
 once, in the block of one client: all identities are dealt evenly among the clients, whichever holds
@@ -13,7 +12,7 @@ not how many a client has.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -24,15 +23,7 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.secure.align import blinded as ids
-from flower_graph.secure.align.blinded import (
-    TOKEN,
-    Bytes2D,
-    Claim,
-    Words,
-    failing,
-    prove,
-    public_of,
-)
+from flower_graph.secure.align.blinded import TOKEN, Bytes2D, Words
 from flower_graph.secure.channel import framed, pieces, rows_of, spread
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.registry import SIGNATURE_BYTES, TrustSettings
@@ -81,58 +72,45 @@ class SlotTable:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def pads(self, run_id: bytes, server_round: int, width: int) -> NDArray[np.uint64]:
+    def pads(self, run_id: bytes, server_round: int, width: int) -> Words:
         """Return the pads of one round, ``[s, width]``; ``run_id`` also names the sum."""
-        if len(self.keys) != self.held.size:
-            raise ValueError("slots aligned in the clear have no keys, and so no pads")
+        return self._streams(b"slot", run_id, server_round, width, pieces(self.keys))
 
-        def make() -> bytes:
-            base, pads = hashlib.shake_128(_context(run_id, b"slot", server_round, width)), []
-            for key in pieces(self.keys):
-                stream = base.copy()
-                stream.update(key)
-                pads.append(stream.digest(8 * width))
-            return b"".join(pads)
-
-        return self._once(b"slot", (run_id, server_round, width), make).reshape(-1, width)
-
-    def group_pad(self, run_id: bytes, server_round: int, length: int) -> NDArray[np.uint64]:
+    def group_pad(self, run_id: bytes, server_round: int, length: int) -> Words:
         """Return ``[length]`` numbers of one round that all clients have in common."""
-        return self._common(b"group", run_id, server_round, length)
+        return self._streams(b"group", run_id, server_round, length, [self.group_key]).ravel()
 
     def check(self, run_id: bytes, server_round: int, length: int) -> Words:
         """Return the subsets of a sum's checks, which show changes without the group key."""
-        return self._common(b"check", run_id, server_round, length)
+        return self._streams(b"check", run_id, server_round, length, [self.group_key]).ravel()
 
-    def _common(self, kind: bytes, run_id: bytes, server_round: int, length: int) -> Words:
-        if not self.group_key:
-            raise ValueError("clients aligned in the clear have no common key, and so no pad")
-
-        def make() -> bytes:
-            context = _context(run_id, kind, server_round, length)
-            return hashlib.shake_128(context + self.group_key).digest(8 * length)
-
-        return self._once(kind, (run_id, server_round, length), make)
-
-    def check_pads(
-        self, run_id: bytes, server_round: int, clients: Iterable[int]
-    ) -> NDArray[np.uint64]:
+    def check_pads(self, run_id: bytes, server_round: int, clients: Iterable[int]) -> Words:
         """Return, for some clients, the sum of the pads that each puts on its checks."""
         # Each has its own, as a multiple of one would leave lowest bits in the clear: those of
         # what is checked, which slots' pads are in, are not zeros.
-        base = hashlib.shake_128(_context(run_id, b"member", server_round, CHECKS))
-        base.update(self.group_key)
-        total = np.zeros(CHECKS, np.uint64)
-        for client in clients:
-            stream = base.copy()
-            stream.update(int(client).to_bytes(8, "big"))
-            total += np.frombuffer(stream.digest(8 * CHECKS), "<u8")
+        keys = [self.group_key + int(client).to_bytes(8, "big") for client in clients]
+        each = self._streams(b"member", run_id, server_round, CHECKS, keys)
+        total: Words = each.sum(0, dtype=np.uint64)
         return total
 
-    def _once(self, kind: bytes, what: tuple[object, ...], make: Callable[[], bytes]) -> Words:
-        if self._made.get(kind, (None,))[0] != what:
-            self._made[kind] = what, np.frombuffer(make(), "<u8")
-        return self._made[kind][1]
+    def _streams(
+        self, purpose: bytes, run_id: bytes, server_round: int, numbers: int, keys: list[bytes]
+    ) -> Words:
+        """Return a stream of each key, ``[k, numbers]``; all keys of a purpose are equally long."""
+        if not self.group_key:
+            raise ValueError("slots aligned in the clear have no keys, and so no pads")
+        what = run_id, server_round, numbers, keys
+        if self._made.get(purpose, (None,))[0] != what:
+            # How long it is goes in: of two lengths the shorter would be the beginning of the other
+            ends = server_round.to_bytes(8, "big") + numbers.to_bytes(8, "big")
+            base, streams = hashlib.shake_128(DOMAIN + framed(run_id, purpose) + ends), []
+            for key in keys:
+                stream = base.copy()
+                stream.update(key)
+                streams.append(stream.digest(8 * numbers))
+            words = np.frombuffer(b"".join(streams), "<u8").reshape(len(keys), numbers)
+            self._made[purpose] = what, words
+        return self._made[purpose][1]
 
 
 def slot_table(order: Bytes2D, names: Mapping[int, Bytes2D], group_key: bytes = b"") -> SlotTable:
@@ -153,25 +131,17 @@ def slot_table(order: Bytes2D, names: Mapping[int, Bytes2D], group_key: bytes = 
     return SlotTable(len(order), by_client, held, keys, group_key)
 
 
-def _context(run_id: bytes, purpose: bytes, server_round: int, numbers: int) -> bytes:
-    """Return a stream's context; the key that follows is always 32 bytes long."""
-    # How long it is goes in: of two lengths the shorter would be the beginning of the other.
-    ends = server_round.to_bytes(8, "big") + numbers.to_bytes(8, "big")
-    return DOMAIN + framed(run_id, purpose) + ends
-
-
 # Attributes that a client's state keeps
 KEPT = (
     "plain",
+    "digest",
+    "order",
     "_secrets",
     "_epoch",
     "_dealt",
-    "_sizes",
     "_blocks",
     "_answered",
-    "_named",
     "_names",
-    "order",
 )
 
 
@@ -207,35 +177,43 @@ class AlignmentClient:
         self._sizes_known = {"h": 1} if trust is None else {}
         self._draw: list[int] = []  # parties in the order in which they are to hold keys
         self._declared: dict[int, int] = {}  # points of each client of the epoch
-        self._identities = {
-            int(client): ids.canonical(given, f"client {client}")
-            for client, given in identities.items()
-        }
-        kinds = {texts[0][:1]: client for client, texts in self._identities.items() if texts}
+        own = {int(c): ids.canonical(given, f"client {c}") for c, given in identities.items()}
+        kinds = {texts[0][:1]: client for client, texts in own.items() if texts}
         if len(kinds) > 1:
             a, b = kinds.values()
             raise ValueError(f"clients {a} and {b} have identities of different types")
         # From these a client's blinds and its share of the key follow.
-        self._secrets = {client: os.urandom(ids.KEY) for client in self._identities}
-        several = chain([ids.GROUP_IDENTITY], *self._identities.values())
-        self._distinct = list(dict.fromkeys(several))
-        numbers = {identity: number for number, identity in enumerate(self._distinct)}
+        self._secrets = {client: os.urandom(ids.KEY) for client in own}
+        self._distinct = list(dict.fromkeys(chain([ids.GROUP_IDENTITY], *own.values())))
+        number = {identity: place for place, identity in enumerate(self._distinct)}
         self._numbers = {  # of each client's identities among these
-            client: np.array([numbers[one] for one in own], np.int64)
-            for client, own in self._identities.items()
+            client: np.array([number[one] for one in texts], np.int64)
+            for client, texts in own.items()
         }
+        self.digest = hashlib.sha256(framed(run_id, repr(own).encode())).digest()
         self._start(0)
 
     def _start(self, epoch: int) -> None:
-        self._epoch, n = epoch, len(self._distinct)
+        self._epoch = epoch
         self._table: SlotTable | None = None
-        # Which identities each client's block has, and its size
-        self._dealt, self._sizes = dict[int, list[int]](), dict[int, int]()
-        self._blocks = dict[int, ids.Bytes2D]()  # that were sent, where answers are proved
+        self._dealt = dict[int, list[int]]()  # numbers of the identities in each client's block
+        self._blocks = dict[int, Bytes2D]()  # as they were sent
         self._answered = dict[int, None]()  # clients whose blocks are back
-        # Which identities have a name, and their names: token and key
-        self._named, self._names = np.zeros(n, bool), np.zeros((n, ids.NAME), np.uint8)
-        self.order = np.zeros((0, ids.TOKEN), np.uint8)
+        # Token and key of each identity; zeros if there is no name yet
+        self._names = np.zeros((len(self._distinct), ids.NAME), np.uint8)
+        self.order = np.zeros((0, TOKEN), np.uint8)
+
+    def _enter(self, epoch: int, clients: IntArray) -> None:
+        strange = [client for client in clients.tolist() if client not in self._numbers]
+        if strange:
+            raise RefusedError(f"asked for clients {brief(strange)} that are not hosted here")
+        if epoch < self._epoch:
+            raise RefusedError(f"alignment {epoch} is over, this is {self._epoch}")
+        if epoch > self._epoch:
+            self._start(epoch)
+
+    def begin(self, seed: bytes, parties: Iterable[int], declared: Mapping[int, int]) -> None:
+        self._draw, self._declared = ids.drawn(seed, parties), dict(declared)
 
     def answer(self, config: Mapping[str, object]) -> Config:
         stages: dict[object, tuple[type[Message], Callable[[Any], object]]] = {
@@ -255,67 +233,55 @@ class AlignmentClient:
         return reply.to_config() if isinstance(reply, Message) else {}
 
     def show(self, request: ids.PlainRequest) -> ids.PlainReply:
-        self._known(request.clients)
-        self._enter(ids.PLAIN_EPOCH)
-        tokens = rows_of(map(ids.plain_token, self._distinct), -1, ids.TOKEN)
-        self._names[:, : ids.TOKEN], self._named[:] = tokens, True
-        self._answered = dict.fromkeys(self._identities)
+        self._enter(ids.PLAIN_EPOCH, request.clients)
+        self._names[:, :TOKEN] = rows_of(map(ids.plain_token, self._distinct), -1, TOKEN)
+        self._answered = dict.fromkeys(self._numbers)
         numbers = [self._numbers[client] for client in request.clients.tolist()]
         sizes = np.array([own.size for own in numbers], np.int64)
-        return ids.PlainReply(request.clients, sizes, tokens[np.concatenate(numbers)])
+        return ids.PlainReply(request.clients, sizes, self._names[np.concatenate(numbers), :TOKEN])
 
     @property
     def points(self) -> dict[int, int]:
-        each = -(-len(self._distinct) // max(1, len(self._identities)))
-        return dict.fromkeys(self._identities, ids.padded_size(each))
-
-    def begin(self, seed: bytes, parties: Iterable[int], declared: Mapping[int, int]) -> None:
-        self._draw, self._declared = ids.drawn(seed, parties), dict(declared)
+        each = -(-len(self._distinct) // max(1, len(self._numbers)))
+        return dict.fromkeys(self._numbers, ids.padded_size(each))
 
     def blind(self, request: ids.BlindRequest) -> ids.BlindReply:
-        """Blind the clients' identities; a party also signs each block, and keeps it."""
-        self._known(request.clients)
-        self._enter(request.epoch)
-        clients, epoch = request.clients.tolist(), request.epoch
+        """Blind the clients' identities; a party also signs each block."""
+        self._enter(request.epoch, request.clients)
+        clients, epoch, signatures = request.clients.tolist(), request.epoch, None
         if fresh := [client for client in clients if client not in self._dealt]:
             # The identities of new clients that no block of this epoch has yet are dealt among them
             own = chain.from_iterable(self._numbers[client].tolist() for client in fresh)
             needed = sorted({0, *own}.difference(*self._dealt.values()))
             size = ids.padded_size(-(-len(needed) // len(fresh)))
             for at, client in enumerate(fresh):
-                self._dealt[client], self._sizes[client] = needed[at :: len(fresh)], size
-        blocks, signatures = list[ids.Bytes2D](), None
-        for client in clients:
-            dealt = self._dealt[client]
-            named = [self._distinct[number] for number in dealt]
-            hashed = spread(partial(ids.hash_to_group, self._run_id), named)
-            points = dict(zip(dealt, hashed, strict=True))
-            blocks.append(ids.blind(points, self._secrets[client], epoch, self._sizes[client]))
-        if self._trust is not None:  # a repeated request gets the same block
-            pairs = zip(clients, blocks, strict=True)
-            blocks = [self._blocks.setdefault(client, block) for client, block in pairs]
+                dealt = self._dealt[client] = needed[at :: len(fresh)]
+                names = [self._distinct[number] for number in dealt]
+                hashed = spread(partial(ids.hash_to_group, self._run_id), names)
+                points = dict(zip(dealt, hashed, strict=True))
+                self._blocks[client] = ids.blind(points, self._secrets[client], epoch, size)
+        blocks = [self._blocks[client] for client in clients]
+        if self._trust is not None:
             sign, parts = self._trust.identity.sign, partial(ids.block_parts, self._run_id, epoch)
             signed = [sign(ids.OF_BLOCK, *parts(c, self._blocks[c])) for c in clients]
             signatures = rows_of(signed, -1, SIGNATURE_BYTES)
-        sizes = np.array([self._sizes[client] for client in clients], np.int64)
+        sizes = np.array(list(map(len, blocks)), np.int64)
         joined = np.concatenate([np.zeros((0, ids.POINT), np.uint8), *blocks])
         return ids.BlindReply(epoch, request.clients, sizes, joined, signatures)
 
     def evaluate(self, request: ids.EvaluateRequest) -> ids.EvaluateReply:
         """Multiply points by the share of the key; a party proves it, of signed blocks alone."""
-        self._enter(request.epoch)
         if self._trust is not None:
+            self._enter(request.epoch, request.holders[:0])
             return self._prove(request, self._trust)
-        self._known(request.holders)
-        if not request.holders.size:
-            raise RefusedError("asked for a share of the key of no client")
+        self._enter(request.epoch, request.holders)
         secrets = [self._secrets[client] for client in request.holders.tolist()]
         share = ids.key_share(secrets, request.epoch)
         return ids.EvaluateReply(request.epoch, ids.multiply(request.points, share))
 
     def _prove(self, request: ids.EvaluateRequest, trust: TrustSettings) -> ids.EvaluateReply:
         own, epoch = trust.identity.party, request.epoch
-        if own not in self._allowed():
+        if own not in self._draw[: ids.MOST_HOLDERS]:
             raise RefusedError(f"party {own} is not among the key-holders that the seed draws")
         sizes, parties, signatures = request.sizes, request.parties, request.signatures
         if request.clients is None or sizes is None or parties is None or signatures is None:
@@ -335,12 +301,13 @@ class AlignmentClient:
         # On the disk before answers leave: a server that rolls our state back gets no second block.
         Journal(trust.journal).serve(epoch, clients, trust.runs, trust.run)
         key = ids.key_share(list(self._secrets.values()), epoch)
-        public, answers = public_of(key), [ids.multiply(block, key) for block in blocks]
+        public, answers = ids.public_of(key), [ids.multiply(block, key) for block in blocks]
+        context = partial(ids.proof_context, self._run_id, epoch, own)
         proofs = [
-            prove(key, public, block, answer, ids.proof_context(self._run_id, epoch, own, client))
+            ids.prove(key, public, block, answer, context(client))
             for client, block, answer in zip(clients, blocks, answers, strict=True)
         ]
-        by_us = trust.identity.sign(ids.OF_KEY, self._run_id, b"%d" % epoch, public)
+        by_us = trust.identity.sign(ids.OF_KEY, *ids.key_parts(self._run_id, epoch, public))
         return ids.EvaluateReply(
             epoch,
             np.concatenate(answers),
@@ -349,29 +316,21 @@ class AlignmentClient:
             rows_of([by_us], 1, SIGNATURE_BYTES),
         )
 
-    def _allowed(self) -> list[int]:
-        if not self._draw:
-            raise RefusedError("this alignment has no seed yet that key-holders are drawn by")
-        return self._draw[: ids.KEY_HOLDERS + ids.MOST_SKIPPED]
-
     def unite(self, config: Mapping[str, object]) -> ids.UnionRequest:
         request = ids.UnionRequest.from_config(config, **self._sizes_known)
         self.finish(request)
         return request
 
     def finish(self, request: ids.UnionRequest) -> None:
-        self._known(request.clients)
-        self._enter(request.epoch)
-        if self._trust is None:
-            blocks = split_rows(request.points[0], request.sizes)
-        else:
-            blocks = self._proved(request, self._trust) if request.clients.size else []
-        answers = list[tuple[int, int, bytes]]()
-        for client, block in zip(request.clients.tolist(), blocks, strict=True):
-            if len(block) != self._sizes.get(client):
-                raise RefusedError(f"client {client}: {len(block)} answers for its block")
-            own = pieces(block[: len(self._dealt[client])])
-            answers += [(client, *one) for one in zip(self._dealt[client], own, strict=True)]
+        self._enter(request.epoch, request.clients)
+        for client, size in zip(request.clients.tolist(), request.sizes.tolist(), strict=True):
+            if client not in self._blocks or size != len(self._blocks[client]):
+                raise RefusedError(f"client {client}: {size} answers for its block")
+        answers = [
+            (client, number, point)
+            for client, block in self._answers(request)
+            for number, point in zip(self._dealt[client], pieces(block), strict=False)
+        ]
 
         def name(given: tuple[int, int, bytes]) -> bytes:
             client, number, answer = given
@@ -380,53 +339,58 @@ class AlignmentClient:
 
         numbers = np.array([number for _, number, _ in answers], np.int64)
         self._names[numbers] = rows_of(spread(name, answers), -1, ids.NAME)
-        self._named[numbers] = True
         self._answered |= dict.fromkeys(request.clients.tolist())
 
-    def _proved(self, request: ids.UnionRequest, trust: TrustSettings) -> list[ids.Bytes2D]:
-        signatures, proofs, epoch = request.signatures, request.proofs, request.epoch
+    def _answers(self, request: ids.UnionRequest) -> Iterator[tuple[int, Bytes2D]]:
+        """Yield each client's points times the whole key, after a check of every proof."""
+        clients, trust, epoch = request.clients.tolist(), self._trust, request.epoch
+        of_holders = [split_rows(points, request.sizes) for points in request.points]
+        if trust is None or not clients:
+            yield from zip(clients, *of_holders, strict=True)
+            return
+        signatures, proofs = request.signatures, request.proofs
         if request.holders is None or request.keys is None or signatures is None or proofs is None:
             raise RefusedError("the key-holders' answers are not proved")
-        holders, keys = request.holders.tolist(), pieces(request.keys)
+        holders, keys, drawn = request.holders.tolist(), pieces(request.keys), self._draw
         if len(set(holders)) != len(holders) or len(holders) < ids.KEY_HOLDERS:
             least = f"at least {ids.KEY_HOLDERS} must differ"
             raise RefusedError(f"key-holders {holders!s:.60}: {least}")
-        allowed = self._allowed()
         for holder, key, signature in zip(holders, keys, pieces(signatures), strict=True):
-            if holder not in allowed:
-                raise RefusedError(f"key-holder {holder} is not among {allowed} of the draw")
-            parts = self._run_id, b"%d" % epoch, key
-            if not trust.registry.verify(holder, signature, ids.OF_KEY, *parts):
+            if holder not in drawn[: ids.MOST_HOLDERS]:
+                raise RefusedError(f"key-holder {holder} is not among the first of the draw")
+            if not trust.registry.verify(
+                holder, signature, ids.OF_KEY, *ids.key_parts(self._run_id, epoch, key)
+            ):
                 raise RefusedError(f"the key of key-holder {holder} is not signed by it")
-        result, context = [], (self._run_id, epoch)
-        of_holders = [split_rows(points, request.sizes) for points in request.points]
-        for number, client in enumerate(request.clients.tolist()):
-            block = self._blocks.get(client)
-            answers, own = [one[number] for one in of_holders], pieces(proofs[:, number])
+        for place, client in enumerate(clients):
+            answers = [blocks[place] for blocks in of_holders]
+            each = zip(holders, keys, answers, pieces(proofs[:, place]), strict=True)
             claims = {
-                holder: Claim(key, answer, proof, ids.proof_context(*context, holder, client))
-                for holder, key, answer, proof in zip(holders, keys, answers, own, strict=True)
+                holder: ids.Claim(
+                    key, answer, proof, ids.proof_context(self._run_id, epoch, holder, client)
+                )
+                for holder, key, answer, proof in each
             }
-            if wrong := list(claims) if block is None else failing(block, claims):
+            if wrong := ids.failing(self._blocks[client], claims):
                 why = f"the answers of key-holder {wrong[0]} are not proved to be made with its key"
                 raise RefusedError(f"client {client}: {why}")
-            if (total := ids.add(answers)) is None:
-                raise RefusedError(f"client {client}: the answers do not add up to points")
-            result.append(total)
-        return result
+            total = ids.add(answers)
+            assert total is not None  # all of them are points
+            yield client, total
 
-    def sketch(self, cells: int, clients: Iterable[int]) -> ids.Words:
+    def sketch(self, cells: int, clients: Iterable[int]) -> Words:
         chosen = [int(client) for client in clients]
         if missing := sorted(set(chosen).difference(self.finished)):
             raise ValueError(f"clients {missing!s:.60} have no tokens yet")
         numbers = [np.zeros(0, np.int64), *(self._numbers[client] for client in chosen)]
-        return ids.insert(self._names[np.concatenate(numbers), : ids.TOKEN], cells)
+        return ids.insert(self._names[np.concatenate(numbers), :TOKEN], cells)
 
     @property
     def finished(self) -> list[int]:
         """Clients that have their tokens, and so can take part in the sum of tables."""
-        answered = self._answered if self._named[0] else ()
-        return sorted(client for client in answered if self._named[self._numbers[client]].all())
+        named: NDArray[np.bool_] = np.any(self._names, axis=1)
+        answered = self._answered if named[0] else ()
+        return sorted(client for client in answered if named[self._numbers[client]].all())
 
     def publish(self, message: ids.PublishedTokens) -> SlotTable:
         if message.epoch != self._epoch:
@@ -443,13 +407,12 @@ class AlignmentClient:
         if self._table is None:
             names = {client: self._names[self._numbers[client]] for client in self.finished}
             has_key = names and not self.plain
-            group_key = self._names[0, ids.TOKEN :].tobytes() if has_key else b""
+            group_key = self._names[0, TOKEN:].tobytes() if has_key else b""
             self._table = slot_table(self.order, names, group_key)
         return self._table
 
     def to_bytes(self) -> bytes:
-        kept = {name: getattr(self, name) for name in KEPT}
-        return write_state(kept | {"digest": self._digest()})
+        return write_state({name: getattr(self, name) for name in KEPT})
 
     @classmethod
     def from_bytes(
@@ -463,25 +426,7 @@ class AlignmentClient:
         with reading("the alignment's state", StateLostError):
             kept = read_state(data)
             host = cls(run_id, identities, trust, plain=kept["plain"])
-            if list(kept["_secrets"]) != list(host._identities) or kept["digest"] != host._digest():
+            if kept["digest"] != host.digest:
                 raise StateLostError("the alignment's state is of another run or other identities")
             vars(host).update({name: kept[name] for name in KEPT})
         return host
-
-    def _known(self, clients: IntArray) -> None:
-        strange = [client for client in clients.tolist() if client not in self._identities]
-        if strange:
-            raise RefusedError(f"asked for clients {brief(strange)} that are not hosted here")
-
-    def _enter(self, epoch: int) -> None:
-        if epoch < self._epoch:
-            raise RefusedError(f"alignment {epoch} is over, this is {self._epoch}")
-        if epoch > self._epoch:
-            self._start(epoch)
-
-    def _digest(self) -> bytes:
-        whole = hashlib.sha256(self._run_id)
-        for client, named in self._identities.items():
-            whole.update(b"|%d|%d|" % (client, len(named)))
-            whole.update(b"\0".join(named))
-        return whole.digest()
