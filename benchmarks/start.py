@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.measure import ROOT, command_of, environment_of, say, spread, table
-from flower_graph.apps.cli.launch import clean_up, engine_command, engine_environment, write_app
+from flower_graph.apps.cli.launch import engine_command, engine_environment, guarded, write_app
 
 TIMES, SUPERNODES = 7, 2
 # What each is compared with, and what is run
@@ -136,12 +136,10 @@ def empty_app() -> float:
     app = write_app(home / "app", {}, "server:app", "client:app")
     (app / "server.py").write_text(SERVER, encoding="utf-8")
     (app / "client.py").write_text(ANSWER, encoding="utf-8")
-    environment = engine_environment(home)
-    try:
+    with guarded("FLWR_HOME", str(home), home):
+        environment = engine_environment(home)
         command = engine_command(app, SUPERNODES, environment)
         return seconds_to("the round is over", command, environment)
-    finally:
-        clean_up(home)
 
 
 def quickstart() -> float:

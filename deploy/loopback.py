@@ -26,8 +26,8 @@ from deploy.credentials import make_node_key, make_server_credentials
 from flower_graph.apps.cli.launch import (
     LINE_COLOURS,
     end_processes,
-    ended_by,
     free_ports,
+    guarded,
     marked_processes,
     quiet_environment,
 )
@@ -69,7 +69,8 @@ class Loopback:
         return self.folder / "credentials" / "ca.crt"
 
     def __enter__(self) -> Self:
-        self._exits.enter_context(ended_by(self._end))
+        self._exits.callback(self._reap)
+        self._exits.enter_context(guarded(MARK, self.mark))
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if self.tls:
@@ -83,8 +84,7 @@ class Loopback:
     def __exit__(self, *_: object) -> None:
         self._exits.close()
 
-    def _end(self) -> None:
-        end_processes(MARK, self.mark)
+    def _reap(self) -> None:
         for process in self.processes.values():
             process.wait(timeout=10)
 

@@ -6,7 +6,6 @@ import itertools
 import json
 import logging
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -176,9 +175,8 @@ def typed() -> Iterator[Callable[[Sequence[str]], str]]:
         assert done.returncode == 0, done.stdout + done.stderr
         return launch.LINE_COLOURS.sub("", done.stdout)
 
-    with launch.ended_by(lambda: launch.end_processes("FLWR_HOME", str(home))):
+    with launch.guarded("FLWR_HOME", str(home), home):
         yield run
-    shutil.rmtree(home, ignore_errors=True)
 
 
 def test_pages_begin_with_the_command() -> None:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from flower_graph.apps.cli import launch
-from flower_graph.apps.cli.launch import end_processes, ended_by, marked_processes
+from flower_graph.apps.cli.launch import end_processes, guarded, marked_processes
 from flower_graph.method.load import load_config
 from flower_graph.storage.files import STATE_VARIABLE
 
@@ -175,16 +175,16 @@ def _detached(value: str) -> psutil.Process:
         return psutil.Process(int(run.stdout.readline()))
 
 
-def test_detached_processes_are_found_ended_and_reaped() -> None:
-    mine, other = uuid.uuid4().hex, uuid.uuid4().hex
-    with ended_by(lambda: end_processes(MARK, other)):
+def test_detached_processes_are_found_and_ended(tmp_path: Path) -> None:
+    mine, other, folder = uuid.uuid4().hex, uuid.uuid4().hex, tmp_path / "home"
+    folder.mkdir()
+    with guarded(MARK, other, folder):
         process, stranger = _detached(mine), _detached(other)
         assert [p.pid for p in marked_processes(MARK, mine)] == [process.pid]
         end_processes(MARK, mine)
         assert marked_processes(MARK, mine) == []
-        assert stranger.status() != psutil.STATUS_ZOMBIE
-    assert not psutil.pid_exists(process.pid)
-    assert not psutil.pid_exists(stranger.pid)
+        assert [p.pid for p in marked_processes(MARK, other)] == [stranger.pid]
+    assert marked_processes(MARK, other) == [] and not folder.exists()
 
 
 def test_descendants_without_the_mark_are_found() -> None:
@@ -198,22 +198,3 @@ def test_descendants_without_the_mark_are_found() -> None:
         assert len(marked_processes(MARK, value)) == 2
         end_processes(MARK, value)
         assert not psutil.pid_exists(outer.pid)
-
-
-def test_termination_and_a_second_interrupt_let_the_clean_up_end() -> None:
-    # A shell's background jobs begin with interrupts ignored
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    ended: list[bool] = []
-
-    def end() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.05)
-        ended.append(True)
-
-    with pytest.raises(SystemExit) as caught, ended_by(end):
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(5)
-    assert caught.value.code == 128 + signal.SIGTERM and ended
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
-    signal.signal(signal.SIGINT, before)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from flower_graph.records.rounds import RoundReport
 from flower_graph.report import plots
-from flower_graph.report.plots import Interval, Line, Panel
+from flower_graph.report.plots import Interval, Panel
 
 X = Path("x.png")  # not written
 
@@ -33,7 +33,7 @@ def test_a_runs_panels_and_its_mistakes_as_shares(drawn: list[Axes]) -> None:
 
 
 def test_grid_draws_every_method_and_the_reference(drawn: list[Axes], tmp_path: Path) -> None:
-    flat = Line([1, 2, 3], [[0.25, 0.5], [0.75, 0.5, 0.75]])  # the first run ended early
+    flat = [[0.25, 0.5], [0.75, 0.5, 0.75]]  # the first run ended early
     upper = [Panel({"a": flat}, levels={"centralised": 0.8}), Panel({"b": flat, "a": flat})]
     plots.plot_panels(X, [upper, [Panel({"a": flat}), Panel({"b": flat})]])
     first, second, *_ = drawn
@@ -66,20 +66,9 @@ def test_points_have_their_intervals_and_the_papers_marks(drawn: list[Axes]) -> 
     assert other.get_legend_handles_labels()[1].count("paper") == 1
 
 
-def test_points_over_words(drawn: list[Axes]) -> None:
-    words = Panel({"Cora": Line(["features", "encoder"], [[2.0, 1.0]])}, levels={"_zero": 0.0})
-    plots.plot_panels(X, [[words]])
-    (other,) = drawn
-    named = [text.get_text() for text in other.get_xticklabels()]
-    assert [*filter(None, named)] == ["features", "encoder"]
-    assert other.lines[0].get_xdata(orig=False).tolist() == [0, 1]  # type: ignore[union-attr]
-    assert list(other.lines[1].get_ydata()) == [0.0, 0.0]
-    assert other.get_legend_handles_labels()[1] == ["Cora"]
-
-
 def test_all_names_of_curves_stand_within_the_picture() -> None:
     names = ["train", "val", "test", *("a baseline of a long name" + " x" * n for n in range(5))]
-    panel = Panel({name: Line([1, 2], [[0.1, 0.2]]) for name in names})
+    panel = Panel({name: [[0.1, 0.2]] for name in names})
     for size in ((4.6, 3.3), (14.8, 3.2)):
         figure = plots.picture([[partial(plots.draw_panel, panel=panel)]], size)
         figure.draw_without_rendering()

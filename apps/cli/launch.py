@@ -5,25 +5,20 @@ more. Here all of them get a private home folder, private ports and a private te
 They are found by the home folder in their environment, and ended by their process ids.
 """
 
-import ctypes
 import json
 import os
 import re
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
-from types import FrameType
 
 import psutil
 
@@ -35,7 +30,6 @@ from flower_graph.storage.files import (
     append,
     default_folder,
     make_folder,
-    remove_folder,
     temporary_folder,
     write_text,
 )
@@ -43,7 +37,16 @@ from flower_graph.storage.reading import MOST_LINES, read_bytes, read_json, read
 
 ROOT = str(Path(flower_graph.__file__).resolve().parents[1])
 KILL_WAIT = 15.0  # seconds until processes that were killed must be gone
-PR_SET_CHILD_SUBREAPER = 36  # from <linux/prctl.h>
+GUARD = """\
+import shutil, sys
+_, root, *words = sys.argv
+sys.path.insert(0, root)
+from flower_graph.apps.cli.launch import end_processes
+sys.stdin.read()
+end_processes(*words[:2])
+for folder in words[2:]:
+    shutil.rmtree(folder, ignore_errors=True)
+"""
 
 
 def end_processes(name: str, value: str) -> None:
@@ -64,60 +67,35 @@ def marked_processes(name: str, value: str) -> list[psutil.Process]:
     # they are found as children of the raylet.
     result: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error, OSError):
             if process.environ().get(name) == value:
                 result |= {p.pid: p for p in [process, *process.children(recursive=True)]}
-        except (psutil.Error, OSError):
-            continue
     result.pop(os.getpid(), None)
-    return [process for process in result.values() if not _ended(process)]
+    return [process for process in result.values() if _lives(process)]
 
 
-def _ended(process: psutil.Process) -> bool:
+def _lives(process: psutil.Process) -> bool:
     try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
-        return True
+        return False
 
 
 @contextmanager
-def ended_by(end: Callable[[], object]) -> Iterator[None]:
-    """Call what ends a family of processes, however the block ends, and reap them.
+def guarded(name: str, value: str, *folders: Path) -> Iterator[None]:
+    """Have a process end those with a variable in their environment, and remove folders.
 
-    A termination signal leaves the block by SystemExit; while the processes are ended, this process
-    ignores signals: a second Ctrl-C would stop it half-way.
+    It does so when the block ends, or when this process dies in whatever way: then nobody is at the
+    other end of a pipe. Signals that reach this process do not reach the guard.
     """
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    # Outside the main thread no handler can be set
-    is_main = threading.current_thread() is threading.main_thread()
-    signals = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT) if is_main else ()
-    before = {number: signal.getsignal(number) for number in signals}
-    for number in signals[:2]:
-        signal.signal(number, leave)
-    # Detached processes pass to process 1 otherwise, which in a container often reaps nothing, so
-    # that dead processes would stay in the process table.
-    prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else lambda *_: None
-    older = {child.pid for child in psutil.Process().children()}
-    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    words = [sys.executable, "-c", GUARD, ROOT, name, value, *map(str, folders)]
+    guard = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield
     finally:
-        for number in signals:
-            signal.signal(number, signal.SIG_IGN)
-        try:
-            end()
-        finally:
-            prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-            for child in psutil.Process().children():
-                if child.pid not in older and _ended(child):
-                    # Threads of a dead process may take a while; what ended the run is to be told
-                    with suppress(psutil.TimeoutExpired):
-                        child.wait(timeout=KILL_WAIT)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        guard.communicate()
+    if guard.returncode:
+        raise EngineFailedError("processes of Flower or Ray cannot be ended")
 
 
 CLIENT = "client-resources-num-cpus=1"
@@ -144,15 +122,6 @@ clientapp = {client}
 
 [tool.flwr.app.config]
 {settings}
-"""
-# Waits until there is nobody at the other end
-GUARD = """\
-import sys
-sys.stdin.read()
-sys.path.insert(0, sys.argv[1])
-from pathlib import Path
-from flower_graph.apps.cli.launch import clean_up
-clean_up(Path(sys.argv[2]))
 """
 
 
@@ -184,7 +153,7 @@ def flwr_run(
         "seed": "" if seed is None else str(seed),
     }
     home = temporary_folder("fg-", Path(_short_temporary_folder()))
-    with ended_by(partial(clean_up, home)), _guarded(home):
+    with guarded("FLWR_HOME", str(home), home, _state_folder(home)):
         try:
             app = write_app(home / "app", settings)
             log = _run_in(home, app, supernodes, ray_address, echo, meanwhile)
@@ -199,27 +168,6 @@ def flwr_run(
     with reading(result, OutputError):
         payload: dict[str, object] = read_json(result)
     return payload
-
-
-def clean_up(home: Path) -> None:
-    """End all processes of a run, and remove its temporary files."""
-    end_processes("FLWR_HOME", str(home))
-    # State too, which may be gigabytes: a run that is ended cannot clear up.
-    for folder in (home, _state_folder(home)):
-        with suppress(OSError):
-            remove_folder(folder)
-
-
-@contextmanager
-def _guarded(home: Path) -> Iterator[None]:
-    """Have a process clean up if this process is killed, which closes its end of a pipe."""
-    command = [sys.executable, "-c", GUARD, ROOT, str(home)]
-    guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-    try:
-        yield
-    finally:
-        guard.kill()
-        guard.communicate()
 
 
 def _run_in(
@@ -241,17 +189,7 @@ def _run_in(
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
     )
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            meanwhile()
-        except BaseException as error:  # raised below, in the thread that waits
-            errors.append(error)
-            process.terminate()
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
+    meanwhile()
     lines: deque[str] = deque(maxlen=TAIL)
     with append(home / LOG) as file:
         for line in process.stdout or ():
@@ -259,9 +197,6 @@ def _run_in(
                 lines.append(text)
                 file.write(f"{text}\n".encode())
                 echo(text)
-    thread.join()
-    if errors:
-        raise errors[0]
     tail = [*lines]
     if process.wait() != 0:
         path = home / "local-superlink" / "superlink.log"

@@ -151,7 +151,7 @@ def run_again(paper: Paper, folder: Path, out: Path, *, all_seeds: bool = False)
     store = Store(folder)
     tasks = [
         (line, store.run(line, seed), results)
-        for line, (results, *_) in make_rows(paper.lines, store).items()
+        for (line, _), results in make_rows(paper.lines, store).items()
         if not line.trained and any(one.name in AGAIN for one in line.wanted)
         for seed in (line.seeds if all_seeds else line.seeds[:1])
     ]

@@ -16,7 +16,6 @@ from flower_graph.apps.reproduce.table import (
     LAST,
     STRUCTURE,
     TEST,
-    VALIDATION,
     WITHIN,
     Figure,
     Line,
@@ -66,25 +65,25 @@ validation is higher by chance alone.
 """
 
 Row = Tree
-Results = dict[Line, list[dict[str, Row]]]  # a line's rows by label, of each group of clients
+Results = dict[tuple[Line, int], dict[str, Row]]  # by line and group of clients; rows by label
 
 
 def make_rows(lines: Sequence[Line], store: Store) -> Results:
     """Make the rows of all runs that were done, with p values corrected (Holm)."""
     results: Results = {}
     for line in lines:
-        runs = store.runs(line)
-        for group in range(max((len(run.groups) or 1 for run in runs.values()), default=0)):
+        runs = store.runs(line).values()
+        for group in range(max((len(run.groups) or 1 for run in runs), default=0)):
             made = {one.label: _row(line, one, group, lines, store) for one in line.wanted}
             if rows := {label: row for label, row in made.items() if row}:
-                results.setdefault(line, []).append(rows)
+                results[line, group] = rows
     correct(all_rows(results))
     return results
 
 
 def all_rows(results: Results) -> list[Row]:
     """List the rows of all lines."""
-    return [row for groups in results.values() for rows in groups for row in rows.values()]
+    return [row for rows in results.values() for row in rows.values()]
 
 
 def _row(line: Line, figure: Figure, group: int, lines: Sequence[Line], store: Store) -> Row | None:
@@ -93,13 +92,13 @@ def _row(line: Line, figure: Figure, group: int, lines: Sequence[Line], store: S
     values, paper = _values(line, figure, group, store), line.paper.get(figure.label)
     if figure.over:
         place = (line.table, line.data, line.keys, figure.over)
-        others = [o for o in lines if (o.table, o.data, o.keys, o.method) == place]
+        others = [one for one in lines if (one.table, one.data, one.keys, one.method) == place]
         if not others:
             return None
-        other = min(others, key=lambda other: other.model != line.model)
+        other = min(others, key=lambda one: one.model != line.model)
         values = differences(values, _values(other, figure, group, store))
         ours, theirs = _mean(line.paper.get(TEST)), _mean(other.paper.get(TEST))
-        if figure.of == TEST and paper is None and ours is not None and theirs is not None:
+        if figure.of == TEST and None not in (ours, theirs) and paper is None:
             paper = ours - theirs
     if not any(map(math.isfinite, values.values())):
         return None
@@ -138,9 +137,7 @@ def _values(line: Line, figure: Figure, group: int, store: Store) -> dict[int, f
 def to_the_end(line: Line, runs: Mapping[int, Curves], settings: tuple[str, ...]) -> Row:
     """Return the rounds that were run, whether all runs ended, and how many were left out."""
     curves = [*runs.values()]
-    if not curves or (
-        line.trained and all(not one.loss or math.isnan(one.loss[0]) for one in curves)
-    ):
+    if line.trained and all(not one.loss or math.isnan(one.loss[0]) for one in curves):
         return {}  # measured, or nothing is trained
     config = loaded(line.config, settings)
     patience, most = config.patience, line.rounds or config.rounds
@@ -165,42 +162,43 @@ def missing_runs(lines: Sequence[Line], store: Store) -> list[str]:
 # The figures of a run ----------------------------------------------------------------------------
 
 ALIGNED = ("precision-1", "precision-5", "precision-10")
-MICRO_F1 = ("micro-f1", "sum-of-micro-f1")
-# How a figure is written: heading if another than the name, format, and whether its deviation
-# stands behind
-SHARE = ("", ".3f", True)
-FORMS = {
-    **dict.fromkeys((*STRUCTURE, *ALIGNED, *MICRO_F1, WITHIN, "val-accuracy-last"), SHARE),
-    TEST: ("test", ".3f", True),
-    LAST: ("last", ".3f", True),
-    VALIDATION: ("best validation", ".3f", True),
-    **{f"test-{one}-at-best-val": (one.upper(), ".3f", True) for one in SCORES[1:]},
-    **{f"best-val-{one}": SHARE for one in SCORES[1:]},
-    **{f"test-{one}-at-best-val": (one.upper(), ".2f", True) for one in VALUE_SCORES},
-    **{f"best-val-{one}": ("best validation", ".2f", True) for one in VALUE_SCORES},
-    **dict.fromkeys(("degree", "true-degree"), ("", ".1f", True)),
-    "rounds": ("", ".0f", False),
-    "steps-a-client": ("steps", ".0f", False),
-    "MiB-a-client": ("MiB up", ",.3f", False),
-    "uplink-mib": ("MiB of all users", ",.2f", False),
-    "seconds-per-round": ("s a round", ".3g", False),
-    "run-seconds": ("s a run", ".1f", False),
-    BUDGET[0]: ("epsilon of a round", ",.4g", False),
-    BUDGET[1]: ("noise / sensitivity", ".3g", False),
-    # What is measured in the place of runs
-    "peak-mib": ("memory, MiB", ",.4g", False),
-    **dict.fromkeys(("nodes", "edges"), ("", ".1f", False)),
+BEST = "test-{}-at-best-val", "best-val-{}"
+FORMATS = {
+    **dict.fromkeys((*STRUCTURE, *ALIGNED, "micro-f1", "sum-of-micro-f1"), ".3f"),
+    **dict.fromkeys((WITHIN, LAST, "val-accuracy-last"), ".3f"),
+    **{name.format(metric): ".3f" for metric in SCORES for name in BEST},
+    **{name.format(metric): ".2f" for metric in VALUE_SCORES for name in BEST},
+    **dict.fromkeys(("degree", "true-degree", "run-seconds", "nodes", "edges"), ".1f"),
+    **dict.fromkeys(("rounds", "steps-a-client"), ".0f"),
+    **dict.fromkeys(("seconds-per-round", BUDGET[1]), ".3g"),
+    **dict.fromkeys((BUDGET[0], "peak-mib"), ",.4g"),
+    **{"MiB-a-client": ",.3f", "uplink-mib": ",.2f"},
+}
+SPREAD = (".1f", ".2f", ".3f")  # a deviation stands behind figures of these formats
+HEADINGS = {  # other than the name
+    **{BEST[0].format(metric): metric.upper() for metric in (*SCORES, *VALUE_SCORES)},
+    **{BEST[1].format(metric): "best validation" for metric in (ACCURACY, *VALUE_SCORES)},
+    TEST: "test",
+    LAST: "last",
+    "steps-a-client": "steps",
+    "MiB-a-client": "MiB up",
+    "uplink-mib": "MiB of all users",
+    "seconds-per-round": "s a round",
+    "run-seconds": "s a run",
+    BUDGET[0]: "epsilon of a round",
+    BUDGET[1]: "noise / sensitivity",
+    "peak-mib": "memory, MiB",
 }
 
 
 def value_of(name: str, run: Curves, keys: Mapping[str, Any]) -> float | None:
     """Return a figure of a run by its name and keys; None: the run does not have it."""
-    if name not in FORMS:
-        raise ConfigError(f"figure: {name!r} is not one of {', '.join(FORMS)}")
+    if name not in FORMATS:
+        raise ConfigError(f"figure: {name!r} is not one of {', '.join(FORMATS)}")
     if name == WITHIN:
-        number, _, axis = keys["within"].partition(" ")
         if keys["within"] == END:
             return run.whole[TEST]
+        number, _, axis = keys["within"].partition(" ")
         if axis not in AXES or not number.replace(".", "", 1).isdigit():
             raise ConfigError(
                 f"within: {keys['within']!r}; write NUMBER and one of {', '.join(AXES)}"
@@ -224,18 +222,17 @@ def make_page(
     notes: Sequence[str] = (),
 ) -> str:
     """Write the whole page; a table without rows is not on it."""
-    lines, link = paper.lines, " ([choices.md](choices.md))"
-    how = HOW.format(choices=link * any(len(line.choices) > 1 for line in lines))
-    parts = [f"# {paper.title}", *notes, how]
-    several = len({line.data for line in lines}) > 1
+    link = " ([choices.md](choices.md))" * any(len(line.choices) > 1 for line in paper.lines)
+    parts = [f"# {paper.title}", *notes, HOW.format(choices=link)]
+    several = len({line.data for line in paper.lines}) > 1
     places: dict[tuple[str, str], Results] = {}
-    for line, groups in results.items():
-        places.setdefault((line.table, line.data), {})[line] = groups
+    for (line, group), rows in results.items():
+        places.setdefault((line.table, line.data), {})[line, group] = rows
     for (table, data), of_place in places.items():
         parts.append(f"## {table}, {data}" if several else f"## {table}")
         # One table of plain figures, and one for each kind of keys
         kinds: dict[str, dict[str, Figure]] = {}
-        for figure in [figure for line in of_place for figure in line.wanted]:
+        for figure in [figure for line, _ in of_place for figure in line.wanted]:
             kinds.setdefault(next(iter(figure.keys), ""), {}).setdefault(figure.label, figure)
         for kind, figures in kinds.items():
             if text := _table(of_place, figures, paper.scale):
@@ -250,12 +247,14 @@ def make_page(
 
 def _table(results: Results, figures: Mapping[str, Figure], scale: int) -> str:
     """Write a table with a row for each line, or for each group that was measured of it."""
-    keys = [*(key for line in results for key in line.keys), "group", "clients"]
-    labels = [name for one in map(_heading, figures.values()) for name in (one, PAPERS + one)]
-    columns = ["method", "model", *keys, *labels]
-    columns += [*(name for line in results for name in line.columns), "settings", "n"]
+    lines = [line for line, _ in results]
+    keys = [*(key for line in lines for key in line.keys), "group", "clients"]
+    headings = {label: _heading(figure) for label, figure in figures.items()}
+    columns = ["method", "model", *keys]
+    columns += [name for one in headings.values() for name in (one, PAPERS + one)]
+    columns += [*(name for line in lines for name in line.columns), "settings", "n"]
     records, budgets = [], dict[str, list[Row]]()
-    for line, rows in [(line, rows) for line, groups in results.items() for rows in groups]:
+    for (line, _), rows in results.items():
         here = {k: rows[k] for k in figures if k in rows and math.isfinite(rows[k]["mean"])}
         if not here:
             continue
@@ -269,23 +268,22 @@ def _table(results: Results, figures: Mapping[str, Figure], scale: int) -> str:
                 one[one.rfind(".", 0, one.find("=")) + 1 :] for one in chosen
             )
         for label, row in here.items():
-            figure = figures[label]
-            cells[_heading(figure)] = written(figure, row, scale)
+            figure, heading = figures[label], headings[label]
+            cells[heading] = written(figure, row, scale)
             if (mean := _mean(row["paper"])) is not None:
-                factor, spec, _ = _form(figure, scale)
+                factor, spec = _form(figure, scale)
                 # A paper prints one digit more than a share of the nodes needs
                 text = format(factor * mean, ".4f" if spec == ".3f" else spec)
                 text += "" if mean is row["paper"] else f" ± {row['paper'][1]:.4f}"
-                cells[PAPERS + _heading(figure)] = text
+                cells[PAPERS + heading] = text
             if figure.name == WITHIN:
-                budgets.setdefault(_heading(figure), []).append(row)
+                budgets.setdefault(heading, []).append(row)
         records.append(cells)
     if not records:
         return ""
     if budgets:
-        records.append(
-            {"method": "*Best*"} | {name: winner(rows) for name, rows in budgets.items()}
-        )
+        best = {name: winner(rows) for name, rows in budgets.items()}
+        records.append({"method": "*Best*"} | best)
     frame = pd.DataFrame(records, columns=[*dict.fromkeys(columns)])
     frame = frame.replace("", None).dropna(axis=1, how="all")
     return markdown(frame if frame["model"].nunique() > 1 else frame.drop(columns="model"))
@@ -297,27 +295,26 @@ PAPERS = "paper's "
 def _heading(figure: Figure) -> str:
     if figure.name == WITHIN:
         return str(figure.keys["within"])
-    name = FORMS.get(figure.name, SHARE)[0] or figure.name.replace("-", " ")
+    name = HEADINGS.get(figure.name, figure.name.replace("-", " "))
     return ", ".join([name, *map(str, figure.keys.values())])
 
 
-def _form(figure: Figure, scale: int) -> tuple[float, str, bool]:
-    """Return factor, format, and whether a deviation stands behind."""
-    # Accuracies are shares or, at scale 100, percent; differences of them are points
+def _form(figure: Figure, scale: int) -> tuple[float, str]:
+    """Return factor and format: accuracies are shares or percent, their differences points."""
     if figure.over:
         is_value = any(one in figure.of for one in VALUE_SCORES)
-        return (1, "+.2f", True) if is_value else (100, "+.1f", True)
-    _, spec, spread = FORMS.get(figure.name, SHARE)
+        return (1, "+.2f") if is_value else (100, "+.1f")
+    spec = FORMATS[figure.name]
     is_percent = scale > 1 and spec == ".3f" and "precision" not in figure.name
-    return (scale, ".1f", spread) if is_percent else (1, spec, spread)
+    return (scale, ".1f") if is_percent else (1, spec)
 
 
 def written(figure: Figure, row: Row, scale: int = 1) -> str:
     """Write a row's mean, with the deviation where there are several seeds, and the test."""
-    factor, spec, spread = _form(figure, scale)
+    factor, spec = _form(figure, scale)
     text = format(factor * row["mean"], spec)
-    if spread and len(row["seeds"]) > 1:
-        text += f" ± {format(factor * row['std'], spec.lstrip('+'))}"
+    if (plain := spec.lstrip("+")) in SPREAD and len(row["seeds"]) > 1:
+        text += f" ± {format(factor * row['std'], plain)}"
     if "p" not in row:
         return text
     chance, corrected = (NONE if row[key] is None else f"{row[key]:.2g}" for key in ("p", "holm"))
@@ -425,8 +422,8 @@ def curves(path: Path, shown: Mapping[Line, Sequence[Curves]]) -> bool:
             accuracy.setdefault(line.data, {})[line.method] = tested
             loss.setdefault(line.data, {})[line.method] = [run.loss for run in runs]
     upper = [
-        plots.over_rounds("test accuracy", rows, title=data, levels=levels.get(data, {}))
+        plots.Panel(rows, "test accuracy", title=data, levels=levels.get(data, {}))
         for data, rows in accuracy.items()
     ]
-    lower = [plots.over_rounds("loss", rows) for rows in loss.values()]
+    lower = [plots.Panel(rows, "loss") for rows in loss.values()]
     return plots.plot_panels(path, [upper, lower])

@@ -16,7 +16,7 @@ from flower_graph.method.run import Run
 from flower_graph.outputs.client import CLIENTS, read_table
 from flower_graph.records import rounds
 from flower_graph.report import plots
-from flower_graph.report.plots import curves_panel, over_rounds, svg
+from flower_graph.report.plots import Panel, curves_panel, svg
 from flower_graph.report.result import BASELINES, metrics_shown, with_spread
 from flower_graph.report.trackers import visible
 from flower_graph.storage.reading import Tree, reading
@@ -64,7 +64,7 @@ def _comparison(compared: Comparison, shown: Sequence[tuple[Tree, list[Run], See
     return {
         "table": compared.table(all_settings=True).to_dict("split"),
         "words": compared.about()[1:],
-        "pictures": pictures | {"Test over the rounds": curves_panel(over_rounds("test", curves))},
+        "pictures": pictures | {"Test over the rounds": curves_panel(Panel(curves, "test"))},
     }
 
 

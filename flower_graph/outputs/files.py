@@ -353,16 +353,15 @@ class SavedModels:
     trust: Trust = NOBODY  # whether the class may be one that the user does not have
 
     def check(self) -> None:
-        if type(self.module) is not str or type(self.arguments) is not dict:
-            raise ValueError("module and arguments are not a name and a mapping")
         numbers = self.clients
-        if type(numbers) is not list or any(type(one) is not int or one < -1 for one in numbers):
-            raise ValueError("clients are not a list of numbers")
-        if len(set(numbers)) < len(numbers):
+        if (type(self.module), type(self.arguments), type(numbers)) != (str, dict, list):
+            raise ValueError("module, arguments and clients are not a name, a mapping and a list")
+        count = len(numbers)
+        if any(type(one) is not int or one < -1 for one in numbers) or len({*numbers}) < count:
             raise ValueError("clients are not different numbers")
-        if any(value.shape[:1] != (len(numbers),) for value in self.own.values()):
-            raise ValueError(f"weights are not those of {len(numbers)} clients")
-        if self.rows is not None and not self.rows.fit(self.shared[self.rows.name], len(numbers)):
+        if any(value.shape[:1] != (count,) for value in self.own.values()):
+            raise ValueError(f"weights are not those of {count} clients")
+        if self.rows is not None and not self.rows.fit(self.shared[self.rows.name], count):
             raise ValueError(f"rows of {self.rows.name} do not fit it")
 
     def state_dict(self, client: int) -> dict[str, Tensor]:

@@ -152,17 +152,10 @@ def svg(draw: Draw, height: float = SIZE[1]) -> str:
 # Curves ------------------------------------------------------------------------------------------
 
 
-class Line(NamedTuple):
-    """One curve: values of several seeds over numbers or words."""
-
-    x: Sequence[float] | Sequence[str]
-    values: Sequence[Sequence[float]]  # seeds x numbers; a run that has ended keeps its last value
-
-
 class Panel(NamedTuple):
-    """Curves of several methods or settings."""
+    """Curves of several methods or settings over the rounds."""
 
-    lines: Mapping[str, Line]  # by name; in all panels of a picture one name has one colour
+    lines: Curves  # a run that has ended keeps its last value
     label: str = ""  # of the values,
     x_label: str = "round"  # and of what they lie over
     title: str = ""
@@ -170,14 +163,11 @@ class Panel(NamedTuple):
     from_zero: bool = False  # whether the values' axis begins at 0
 
 
-def over_rounds(label: str, curves: Curves, **more: Any) -> Panel:
-    """Make a panel of several seeds' curves over the rounds."""
-    lines = {n: Line(range(1, 1 + max(map(len, rows))), rows) for n, rows in curves.items()}
-    return Panel(lines, label, **more)
-
-
 def plot_panels(path: Path, grid: Sequence[Sequence[Panel]], title: str = "") -> bool:
-    """Draw rows of panels, if there are any: curves are means, with bands of one deviation."""
+    """Draw rows of panels, if there are any: curves are means, with bands of one deviation.
+
+    One name has one colour in all panels.
+    """
     names = list(dict.fromkeys(name for row in grid for panel in row for name in panel.lines))
     cells = [[partial(draw_panel, panel=panel, names=names) for panel in row] for row in grid]
     same_y = all(len({panel.label for panel in row}) == 1 for row in grid)
@@ -187,14 +177,14 @@ def plot_panels(path: Path, grid: Sequence[Sequence[Panel]], title: str = "") ->
 def draw_panel(axes: Axes, panel: Panel, names: Sequence[str] = ()) -> None:
     """Draw one panel of a picture with curves of these names, by default its own."""
     names = names or [*panel.lines]
-    for name, line in panel.lines.items():
-        place, count = names.index(name), len(line.x)
+    for name, rows in panel.lines.items():
+        place, count = names.index(name), max(map(len, rows))
         # Up to 36 curves look different
         colour = COLOURS[place % len(COLOURS)]
         dashes = DASHES[(place + place // len(COLOURS)) % len(DASHES)]
-        values = np.array([[*row, *[row[-1]] * (count - len(row))] for row in line.values], float)
+        values = np.array([[*row, *[row[-1]] * (count - len(row))] for row in rows], float)
         known = np.isfinite(values.mean(axis=0))  # a curve skips what some seed leaves out
-        x, values = np.asarray(line.x)[known], values[:, known]
+        x, values = 1 + known.nonzero()[0], values[:, known]
         mean = values.mean(axis=0)
         spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(mean))
         marker = "o" if len(x) == 1 else ""  # a single round has no line
@@ -224,11 +214,11 @@ def panels_of(
         return [[of(one) for one in reports] for reports in seeds]
 
     losses = {n.replace("_", "-"): rows(attrgetter(n)) for n in ("loss", "cross_entropy")}
-    panels = [over_rounds("loss", losses, from_zero=True)]
+    panels = [Panel(losses, "loss", from_zero=True)]
     for metric in metrics:
         curves = {role: rows(methodcaller("score", metric, role)) for role in ROLES}
         shown = levels if metric == metrics[0] else {}
-        panels.append(over_rounds(metric, curves, levels=shown, from_zero=True))
+        panels.append(Panel(curves, metric, levels=shown, from_zero=True))
     # Bytes until each round, in the unit that fits
     sent = [
         [{k: sum(v.values()) for k, v in one.bytes.items()} for one in reports] for reports in seeds
@@ -237,9 +227,9 @@ def panels_of(
     curves = {
         k: [[one.get(k, 0) / 1024**power for one in reports] for reports in sent] for k in WAYS
     }
-    panels.append(over_rounds(f"payload so far ({UNITS[power]})", curves, from_zero=True))
+    panels.append(Panel(curves, f"payload so far ({UNITS[power]})", from_zero=True))
     counts = {name: rows(attrgetter(name)) for name in ("asked", "answered")}
-    panels.append(over_rounds("clients", counts, from_zero=True))
+    panels.append(Panel(counts, "clients", from_zero=True))
     for group in ("structure", "alignment"):  # of learnt graphs, of spaces
         learnt: dict[str, dict[str, list[list[float]]]] = {}
         names = (name for reports in seeds for one in reports for name in getattr(one, group))
@@ -250,13 +240,13 @@ def panels_of(
             # Counts beside shares would flatten these
             is_share = not any(abs(value) > 1 for row in values for value in row)
             learnt.setdefault(f"{group}, 0 to 1" if is_share else group, {})[name] = values
-        panels += [over_rounds(label, curves) for label, curves in learnt.items()]
+        panels += [Panel(curves, label) for label, curves in learnt.items()]
     return panels
 
 
 def curves_panel(panel: Panel) -> str:
     """Draw those curves of a panel that have a number, as an SVG element; empty if none has."""
-    known = {n: one for n, one in panel.lines.items() if np.isfinite([*chain(*one.values)]).any()}
+    known = {n: rows for n, rows in panel.lines.items() if np.isfinite([*chain(*rows)]).any()}
     return svg(partial(draw_panel, panel=panel._replace(lines=known))) if known else ""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from flower_graph.report.plots import Line, Panel, plot_panels
+from flower_graph.report.plots import Panel, plot_panels
 from flower_graph.strategies.ppfl.config import PRECISIONS
 from flower_graph.wire.keys import ACCURACY
 
@@ -25,12 +25,12 @@ def plot_figures(path: Path, shown: Mapping[Any, Sequence[Any]]) -> bool:
     for line in sorted(aligned, key=lambda line: line.table):
         runs = figures[line]
         precision = {
-            name: _over_iterations([run.alignment[key] for run in runs])
+            name: [run.alignment[key] for run in runs]
             for name, key in CURVES.items()
             if all(key in run.alignment for run in runs)
         }
         accuracy = {
-            one.method: _over_iterations([run.scores[ACCURACY]["test"] for run in own])
+            one.method: [run.scores[ACCURACY]["test"] for run in own]
             for one, own in figures.items()
             if one.table == line.table
         }
@@ -45,7 +45,3 @@ def plot_figures(path: Path, shown: Mapping[Any, Sequence[Any]]) -> bool:
         levels = {"full graph": fmean(whole)} if whole else {}
         lower.append(Panel(accuracy, "accuracy", X_LABEL, levels=levels))
     return plot_panels(path, [upper, lower])
-
-
-def _over_iterations(values: Sequence[Sequence[float]]) -> Line:
-    return Line(range(1, 1 + max(map(len, values))), values)

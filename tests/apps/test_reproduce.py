@@ -58,7 +58,7 @@ from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError, DataError, OutputError
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_named, method_of
-from flower_graph.report.plots import draw_panel, over_rounds
+from flower_graph.report.plots import Panel, draw_panel
 from flower_graph.report.result import holm, paired
 from flower_graph.storage import reading as files_reading
 from flower_graph.storage.files import write_packed
@@ -250,7 +250,7 @@ def test_long_runs_keep_the_rounds_that_figures_are_of() -> None:
 
 def test_pictures_draw_through_rounds_that_were_left_out() -> None:
     axes = Drawing().subplots()
-    panel = over_rounds("test", {"x": [[0.1, nan, 0.3, 0.4], [0.2, nan, nan, 0.5]]})
+    panel = Panel({"x": [[0.1, nan, 0.3, 0.4], [0.2, nan, nan, 0.5]]})
     draw_panel(axes, panel, ["x"])
     (line,) = axes.lines
     assert line.get_xydata().tolist() == [pytest.approx([1, 0.15]), pytest.approx([4, 0.45])]

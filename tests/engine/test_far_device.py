@@ -1,7 +1,7 @@
 """Every engine's step on a device that is not the CPU gives the same numbers.
 
-Whether a GPU's kernel gives these numbers, `benchmarks/gpu.py` compares where there is one. Here
-the device is not there: its tensors say that they are on PyTorch's device ``meta``, and have their
+Whether a GPU's kernel gives these numbers, runs with `device=cuda` and `device=cpu` show. Here the
+device is not there: its tensors say that they are on PyTorch's device ``meta``, and have their
 numbers in a tensor on the CPU. So a whole training step runs, with masks and sizes that depend on
 numbers. It refuses an operand that is on the CPU, as a GPU does.
 """

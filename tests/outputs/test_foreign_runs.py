@@ -30,7 +30,7 @@ from flower_graph.outputs.build import build_module
 from flower_graph.outputs.files import Predictions, as_text, read_models, table_of
 from flower_graph.records.participation import MOST_CLIENTS, known_clients
 from flower_graph.records.rounds import RoundReport, read_reports
-from flower_graph.report.plots import curves_panel, draw_confusion, over_rounds, plot, svg
+from flower_graph.report.plots import Panel, curves_panel, draw_confusion, plot, svg
 
 EVIL = """
 from pathlib import Path
@@ -385,7 +385,7 @@ def test_two_dollar_signs_make_no_formula(tmp_path: Path) -> None:
     name = "a$\\frac$"
     draw = partial(draw_confusion, nodes=[[1, 0], [0, 1]], classes=[name, "b"])
     assert plot(tmp_path / "a.png", [[draw]], name) and svg(draw).startswith("<svg")
-    assert name in curves_panel(over_rounds("x", {name: [[1.0, 2.0]]}))
+    assert name in curves_panel(Panel({name: [[1.0, 2.0]]}))
 
 
 def lay_data(folder: Path) -> Path:
