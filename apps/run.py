@@ -30,7 +30,7 @@ from flower_graph.data.partition.statistics import class_counts
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import ConfigError
 from flower_graph.flower_compat import ClientAppCallable, Mod
-from flower_graph.method.base import class_names, data_form, judged_on
+from flower_graph.method.base import data_form, judged_on
 from flower_graph.method.load import to_dict
 from flower_graph.method.registry import method_of
 from flower_graph.method.trust import TrustSection
@@ -172,7 +172,8 @@ def run_server(
         final |= baselines
         if config.privacy.is_on:
             final["privacy"] = spent(config.privacy, config.rounds)
-        if names := class_names(method, config, folder):
+        names = folder.class_names if folder else method.data(config).classes
+        if names:
             final["classes"] = list(names)
         if folder is None:
             data = method.data(config)

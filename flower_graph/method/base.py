@@ -213,16 +213,18 @@ class GraphMethod(Method[C, S]):
             require_one_client(config.privacy, [graph.client for graph in here])
         return here, folder
 
+    def run_data(self, config: C) -> RunData:
+        """Assign the data to the parties, for ``partition`` and ``whole``."""
+        return graph_data(self.data(config))
+
+    def whole(self, config: C, folder: RunFolder | None = None) -> RunFolder:
+        """Return what a party knows of the whole run: of its folder, or in a simulation of all."""
+        if folder is None:
+            self.graphs(config)  # which are checked
+        return folder or self.run_data(config).server
+
     def num_clients(self, config: C, folder: RunFolder | None = None) -> int:
-        return len(self.graphs(config)) if folder is None else folder.num_clients
-
-    def num_classes(self, config: C, folder: RunFolder | None = None) -> int:
-        return self.data(config).num_classes if folder is None else folder.classes
-
-    def num_features(self, config: C, folder: RunFolder | None = None) -> int:
-        if folder is not None:
-            return folder.features
-        return int(self.graphs(config)[0].x.shape[1])
+        return self.whole(config, folder).num_clients
 
     def baselines(self, config: C, folder: RunFolder | None = None) -> Figures:
         if folder is not None:
@@ -234,17 +236,10 @@ class GraphMethod(Method[C, S]):
 
         graphs = self.data(config)
         figures, guesses = client_statistics(graphs, graphs.whole), self.baselines(config)
-        return Partition(figures, graph_data(graphs), guesses)
+        return Partition(figures, self.run_data(config), guesses)
 
 
 # Of a run's data ----------------------------------------------------------------------------------
-
-
-def class_names(
-    method: Method[C, S], config: C, folder: RunFolder | None = None
-) -> Sequence[str] | None:
-    """Return the names of the classes, by number; None if the numbers are the names."""
-    return method.data(config).classes if folder is None else folder.class_names
 
 
 def as_graph(data: Graph | Clients) -> Graph:

@@ -25,7 +25,7 @@ from flower_graph.data.description import DataForm
 from flower_graph.data.folders.party import DATA_FORM, RunFolder, graphs_of
 from flower_graph.data.graph import Scale
 from flower_graph.errors import DataError
-from flower_graph.method.base import GraphMethod, class_names, scale_of
+from flower_graph.method.base import GraphMethod, scale_of
 from flower_graph.models import GCN, GCNPairs, PyGNetwork
 from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.noise import central_noise
@@ -141,16 +141,17 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
             config.strategy,
             device=config.device,
             task=self.task(config, folder),
-            **client_folders(context, out, class_names(self, config, folder)),
+            **client_folders(context, out, self.whole(config, folder).class_names),
         )
 
     def _shared(self, config: M, folder: RunFolder | None) -> SharedModule:
-        sizes = self.num_features(config, folder), self.outputs(config, folder)
+        sizes = self.whole(config, folder).features, self.outputs(config, folder)
         return SharedModule(self.module(config, *sizes), config.seed, self.local(config))
 
     def outputs(self, config: M, folder: RunFolder | None) -> int:
         """Return how many numbers the module gives a node: classes, or those of its row."""
-        return config.model.hidden if config.task == LINKS else self.num_classes(config, folder)
+        is_links = config.task == LINKS
+        return config.model.hidden if is_links else self.whole(config, folder).classes
 
     def task(self, config: M, folder: RunFolder | None = None) -> NodeTask:
         if config.task == VALUES:

@@ -107,4 +107,4 @@ class ModelAudit(Audit[FedGLSConfig]):
 
     def attack(self, config: FedGLSConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
         models = [Models.of(grid.exchanges, node) for node in grid.get_node_ids()]
-        return attack(models, method.graphs(config), method.num_classes(config))
+        return attack(models, method.graphs(config), method.whole(config).classes)

@@ -12,14 +12,13 @@ from flwr.app import Context
 
 from flower_graph.client.learner import SharedModule
 from flower_graph.config.common import checkpoint_settings
-from flower_graph.data.folders.client_folder import Clients, clients_path, is_one_graph
+from flower_graph.data.folders.client_folder import clients_path, is_one_graph
 from flower_graph.data.folders.party import RunData, RunFolder, graph_data
 from flower_graph.data.graph import ClientGraph
 from flower_graph.data.sources.datasets import cached_clients
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.method import GraphMethod, Partition
-from flower_graph.method.base import class_names
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.client import client_folders
@@ -92,10 +91,7 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         if how.name == FEDPROTO:
             shared, classes = _prototypes(config, settings), settings.num_classes
             return ModuleFedAvg(shared, how, classes=classes, **local)
-        if folder is None:
-            nodes = sum(len(graph.y) for graph in self.graphs(config))
-        else:
-            nodes = folder.detail(NUM_NODES, int)
+        nodes = self.whole(config, folder).detail(NUM_NODES, int)
         strategy = make_robust(StructureFedAvg, how, settings, num_nodes=nodes, **local)
         strategy.central_noise = central_noise(config.privacy, config.rounds)
         return strategy
@@ -103,7 +99,7 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
     def build_client(self, config: FedGLSConfig, context: Context, out: Path | None) -> NumPyClient:
         graphs, folder = self.hosted(config, context)
         settings = structure_settings(config, folder)
-        local = client_folders(context, out, class_names(self, config, folder))
+        local = client_folders(context, out, self.whole(config, folder).class_names)
         local["device"] = config.device
         if config.strategy.name == FEDPROTO:
             shared = _prototypes(config, settings)
@@ -123,20 +119,28 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         return config.graph.graphless_ratio
 
     def partition(self, config: FedGLSConfig, *, true_edges: bool = False) -> Partition:
-        cut, graphs = super().partition(config), self.data(config)
         note = f"; {TRUE_GRAPHS} needs --true-edges where clients are graphless"
         if config.strategy.name != TRUE_GRAPHS or true_edges:
             note = ""
-        data = folder_data(graphs, true_edges=true_edges)
-        return cut._replace(data=data, note=note, paper=paper_sizes(config))
+        data = self.run_data(config, true_edges=true_edges)
+        return super().partition(config)._replace(data=data, note=note, paper=paper_sizes(config))
+
+    def run_data(self, config: FedGLSConfig, *, true_edges: bool = False) -> RunData:
+        """Give each client its graph, and the server the counts and the graphless clients."""
+        # A graphless client's true edges are in its folder only with `true_edges`; only the server
+        # learns which clients are graphless.
+        graphs = self.data(config)
+        bare = (replace(graph, hidden_edges=None) for graph in graphs)
+        held = graphs if true_edges else graphs.replaced(bare)
+        graphless = [graph.client for graph in graphs if graph.is_graphless]
+        count = {NUM_GRAPHLESS: len(graphless)}
+        nodes = sum(len(graph.y) for graph in graphs)
+        return graph_data(held, {GRAPHLESS: graphless, NUM_NODES: nodes, **count}, count)
 
     def final_figures(
         self, config: FedGLSConfig, strategy: ReportedFedAvg, folder: RunFolder | None = None
     ) -> dict[str, object]:
-        if folder is None:
-            graphless = [graph.client for graph in self.graphs(config) if graph.is_graphless]
-        else:
-            graphless = folder.detail(GRAPHLESS, list)
+        graphless = self.whole(config, folder).detail(GRAPHLESS, list)
         return super().final_figures(config, strategy) | {"graphless": graphless}
 
     def predict(
@@ -168,18 +172,6 @@ def paper_sizes(config: FedGLSConfig) -> dict[str, int]:
     return dict(zip(TABLE_4_FIGURES, row, strict=True)) if is_asked else {}
 
 
-def folder_data(graphs: Clients, *, true_edges: bool) -> RunData:
-    """Give each client its graph, and the server the counts and the graphless clients."""
-    # A graphless client's true edges are in its folder only with `true_edges`; only the server
-    # learns which clients are graphless.
-    bare = (replace(graph, hidden_edges=None) for graph in graphs)
-    held = graphs if true_edges else graphs.replaced(bare)
-    graphless = [graph.client for graph in graphs if graph.is_graphless]
-    count = {NUM_GRAPHLESS: len(graphless)}
-    server = {GRAPHLESS: graphless, NUM_NODES: sum(len(graph.y) for graph in graphs), **count}
-    return graph_data(held, server, count)
-
-
 def _check_mix(clients: int, graphless: int, config: FedGLSConfig) -> None:
     """Refuse FedGLS without a graphless client; warn if all are graphless."""
     name = config.strategy.name
@@ -197,18 +189,14 @@ def _check_mix(clients: int, graphless: int, config: FedGLSConfig) -> None:
 
 def structure_settings(config: FedGLSConfig, folder: RunFolder | None = None) -> StructureSettings:
     """Return the settings that server and clients must share."""
-    clients = METHOD.num_clients(config, folder)
-    if folder is None:
-        graphless = sum(graph.is_graphless for graph in METHOD.graphs(config))
-    else:
-        graphless = folder.detail(NUM_GRAPHLESS, int)
-        _check_mix(clients, graphless, config)
-    strategy = config.strategy
-    if strategy.name == FEDGLS and graphless == clients:
+    whole, strategy = METHOD.whole(config, folder), config.strategy
+    graphless = whole.detail(NUM_GRAPHLESS, int)
+    if folder is not None:
+        _check_mix(whole.num_clients, graphless, config)
+    if strategy.name == FEDGLS and graphless == whole.num_clients:
         strategy = replace(strategy, name=FED_KNN)
-    features = METHOD.num_features(config, folder)
-    classes = METHOD.num_classes(config, folder)
-    return StructureSettings(features, classes, config.graph, config.model, strategy, config.seed)
+    sizes = whole.features, whole.classes
+    return StructureSettings(*sizes, config.graph, config.model, strategy, config.seed)
 
 
 # Any: a schema like FedProto's

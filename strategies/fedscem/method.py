@@ -24,7 +24,6 @@ from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.flower_compat import Mod, NumPyClient
 from flower_graph.method import GraphMethod
-from flower_graph.method.base import class_names
 from flower_graph.method.permits import Permits
 from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.noise import ClientNoise, central_noise, client_noise
@@ -94,7 +93,7 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
         self, config: FedSCemConfig, context: Context, out: Path | None
     ) -> NumPyClient:
         egos, folder = self.hosted(config, context)
-        how = client_folders(context, out, class_names(self, config, folder))
+        how = client_folders(context, out, self.whole(config, folder).class_names)
         how["device"] = config.device
         settings = ego_settings(config, folder)
         if config.strategy.name != FEDSCEM:
@@ -147,8 +146,8 @@ METHOD = FedSCem()
 
 def ego_settings(config: FedSCemConfig, folder: RunFolder | None = None) -> EgoSettings:
     """Collect the settings of the clients' training, which the server sends."""
-    features, classes = METHOD.num_features(config, folder), METHOD.num_classes(config, folder)
-    return _settings(config, features, classes)
+    whole = METHOD.whole(config, folder)
+    return _settings(config, whole.features, whole.classes)
 
 
 def _settings(config: FedSCemConfig, features: int, classes: int) -> EgoSettings:

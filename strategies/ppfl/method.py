@@ -32,7 +32,6 @@ from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import DataError, OutputError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.method import GraphMethod, Partition
-from flower_graph.method.base import class_names
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.outputs.client import client_folders
 from flower_graph.rng import derive_seed
@@ -93,14 +92,14 @@ class PPFL(GraphMethod[PPFLConfig, ProcrustesAlignment]):
         kind = SecureConsensus if config.masks_sums else kind
         saves = checkpoint_settings(config, out)
         strategy = kind(config.strategy, seed=config.seed, **saves)
-        strategy.num_classes = self.num_classes(config, folder)
+        strategy.num_classes = self.whole(config, folder).classes
         return strategy
 
     def build_client(self, config: PPFLConfig, context: Context, out: Path | None) -> NumPyClient:
         require_gensim(config)
         here, folder = self.hosted(config, context)
-        classes = self.num_classes(config, folder)
-        names = class_names(self, config, folder)
+        whole = self.whole(config, folder)
+        classes, names = whole.classes, whole.class_names
         members = [make_member(graph, config, classes, names) for graph in here]
         where: dict[str, Any] = client_folders(context, out)
         if config.model.name == GAT:

@@ -32,7 +32,7 @@ def plain_gats(graphs: Any, config: Any, classes: int) -> dict[int, Member]:
 def test_twenty_steps_of_four_gats(supernodes: int) -> None:
     config: Any = ALL["gat"].load(*STEPS)
     method: Any = method_of(config)
-    graphs, classes = method.graphs(config), method.num_classes(config)
+    graphs, classes = method.graphs(config), method.whole(config).classes
     members = [make_member(graph, config, classes) for graph in graphs]
     outcome = run(members, rounds=4, supernodes=supernodes, strategy=ProcrustesAlignment())
     plain = plain_gats(graphs, config, classes)
