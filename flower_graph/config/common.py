@@ -1,6 +1,7 @@
 """Settings that every method has, and sections that several share."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -39,6 +40,12 @@ NO_DEFENCE, KRUM, TRIMMED_MEAN, MEDIAN = ROBUST = ("none", "krum", "trimmed-mean
 CHECKPOINTS = "checkpoints"
 STEADYING = ("learning_rate", "local_epochs")  # settings of most methods that steady the training
 TRACKERS = ("tensorboard", "mlflow", "wandb")  # each also the module, and the extra that has it
+DEVICES = ("auto", "cpu", "cuda")
+DEVICE = Rule(
+    f"one of {', '.join(DEVICES)} or cuda:N",
+    lambda name: name in DEVICES or bool(re.fullmatch(r"cuda:\d+", name)),
+    DEVICES,
+)
 
 
 def some_of(allowed: Sequence[str], *, least: int) -> Rule:
@@ -329,7 +336,7 @@ class RunConfig:
     app: str = setting("", help="the method, which decides what keys there are")
     seed: int = setting(0, SEED, help="seed of weights, dropout, sampling and splits")
     rounds: int = setting(200, at_least(1), help="rounds of training")
-    device: str = setting("auto", choice("auto", "cpu", "cuda", also="cuda:N", pattern=r"cuda:\d+"))
+    device: str = setting("auto", DEVICE)
     """where tensors live; `auto`: on a GPU if there is one"""
     checkpoint_every: int = setting(0, at_least(0))
     """rounds between checkpoints, of which the last two are kept; 0: none"""

@@ -6,7 +6,6 @@ rule. An error names key, value, what is allowed and, for words, the nearest.
 
 import difflib
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -43,16 +42,9 @@ class Rule:
             require(False, key, value, f"{self.words}{hint}")
 
 
-def choice(*allowed: str, also: str = "", pattern: str = "") -> Rule:
-    """Make the rule of a setting that is one of several words.
-
-    ``also`` and ``pattern`` are further allowed values, in words and as a regular expression.
-    """
-
-    def admits(value: str) -> bool:
-        return value in allowed or bool(pattern and re.fullmatch(pattern, value))
-
-    return Rule(f"one of {', '.join(allowed)}" + f" or {also}" * bool(also), admits, allowed)
+def choice(*allowed: str) -> Rule:
+    """Make the rule of a setting that is one of several words."""
+    return Rule(f"one of {', '.join(allowed)}", allowed.__contains__, allowed)
 
 
 def at_least(least: int) -> Rule:

@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -93,7 +92,7 @@ def _rows(path: Path, left_out: list[str]) -> Iterator[Tree]:
     """Read the runs of a folder; runs whose settings differ by the seed alone are one row."""
     if not path.is_dir():
         raise OutputError(f"{path}: no run; there is no such folder")
-    groups = dict[tuple[str, int], tuple[list[Path], dict[int, Tree]]]()
+    groups = list[tuple[str, list[Path], dict[int, Tree]]]()
     for folder in (folders := [*_runs_in(path, DEPTH)]):
         seeds = dict[int, Tree]()
         for run in Run(folder).each:
@@ -102,18 +101,17 @@ def _rows(path: Path, left_out: list[str]) -> Iterator[Tree]:
                 seeds[one["seed"]] = one
             except OutputError as error:
                 left_out.append(str(error))
-        if not seeds:
-            continue
-        settings = _word([one["settings"], one["versions"]])
-        for turn in count():  # the same seed twice is two rows
-            inner, known = groups.setdefault((settings, turn), ([], {}))
-            if not known.keys() & seeds.keys():
-                inner.append(folder)
-                known.update(seeds)
-                break
+        settings = _word([one["settings"], one["versions"]]) if seeds else ""
+        # The same seed twice is two rows
+        same = ((f, s) for word, f, s in groups if word == settings and not s.keys() & seeds.keys())
+        if (group := next(same, None)) is not None:
+            group[0].append(folder)
+            group[1].update(seeds)
+        elif seeds:
+            groups.append((settings, [folder], seeds))
     if not folders:
         left_out.append(f"{path}: no run is in it")
-    for (first, *more), seeds in groups.values():
+    for _, (first, *more), seeds in groups:
         name = path.absolute().name if first == path else str(first.relative_to(path))
         yield _row(name + f" +{len(more)}" * bool(more), first, [seeds[k] for k in sorted(seeds)])
 
@@ -142,9 +140,8 @@ def _read(run: Run) -> Tree:
         settings = {key: value for key, value in flatten(config) if key not in OTHER}
         digest = result.get("judged-on")
         # In a deployment nobody knows all nodes: what says how they are drawn must be the same
-        sections = {"links.": settings.get("task") == LINKS}
-        sections |= dict.fromkeys(("data.", "partition."), not digest)
-        deciding = tuple(key for key, decides in sections.items() if decides)
+        deciding = ("links.",) * (settings.get("task") == LINKS)
+        deciding += () if digest else ("data.", "partition.")
         drawn = {key: one for key, one in settings.items() if key.startswith(deciding)}
         return {
             "seed": int(result["seed"]),

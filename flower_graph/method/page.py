@@ -27,12 +27,11 @@ REASONS = 8  # most reasons of failures that are listed
 Seeds = Sequence[Sequence[rounds.RoundReport]]
 
 
-def page(*runs: Run | Path | str, title: str = "") -> str:
+def page(*runs: Run | Path | str) -> str:
     """Write a page about runs, as HTML without paths of folders.
 
-    From two runs on, taken as by ``compare``, the page begins with their comparison. The default
-    title is the runs' names. ``OutputError`` if there is no finished run, or a file of one is
-    damaged.
+    From two runs on, taken as by ``compare``, the page begins with their comparison.
+    ``OutputError`` if there is no finished run, or a file of one is damaged.
     """
     compared = compare(*runs)
     names = [row["run"] for row in compared.rows]
@@ -42,7 +41,7 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
         sections = [_section(*one) for one in shown]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(TEMPLATE).render(
-        heading=title or ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3),
+        heading=", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3),
         comparison=comparison,
         sections=sections,
         more=len(names) - SECTIONS,
