@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from flower_graph.config.common import DataConfig, RunConfig, StrategySection
 from flower_graph.config.rules import show
-from flower_graph.config.schema import known_keys, section, settings_of
+from flower_graph.config.schema import section, settings_of
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import (
     describe_config,
@@ -22,8 +22,6 @@ from flower_graph.method.load import (
     to_yaml,
 )
 from flower_graph.method.registry import known_apps, schema_of
-from flower_graph.strategies.fedgls.config import METHODS
-from flower_graph.strategies.fedscem.config import STRATEGIES
 from flower_graph.strategies.nfedgnn.config import NFedGNNConfig
 
 
@@ -40,13 +38,10 @@ def write(folder: Path, name: str, text: str) -> str:
     return str(folder / name)
 
 
-def test_the_papers_form_is_beside_quickstart_and_hints_are_of_the_same_method():
+def test_the_papers_form_is_beside_quickstart():
     quick, paper = load_config("quickstart"), load_config("nfedgnn/cora-linqs")
     assert quick.data == paper.data == load_config("nfedgnn/cora", ["data.name=cora-linqs"]).data
     assert (quick.strategy.share, paper.strategy.share) == ("summed", "own")
-    for name in ("nfedgnn/lastfm-asia", "fedgta/cora-linqs-gat", "fedpub/flickr"):
-        with pytest.raises(ConfigError, match=f"mean {name.partition('/')[0]}"):
-            load_config(name)
 
 
 def test_settings_come_with_a_task_unless_the_user_says_otherwise(tmp_path):
@@ -68,8 +63,7 @@ def test_settings_come_with_a_task_unless_the_user_says_otherwise(tmp_path):
 
 def test_shipped_configs_load_and_say_what_they_are_for():
     names = list_configs()
-    sets = "cora citeseer pubmed chameleon squirrel wiki-cs chameleon-filtered squirrel-filtered"
-    assert {"quickstart"} | {f"nfedgnn/{name}" for name in sets.split()} <= set(names)
+    assert {"quickstart", "nfedgnn/cora", "nfedgnn/squirrel-filtered"} <= set(names)
     for name in names:
         folder, slash, _ = name.partition("/")
         assert load_config(name).app == (folder if slash else "nfedgnn")
@@ -78,11 +72,9 @@ def test_shipped_configs_load_and_say_what_they_are_for():
 
 def test_layers_override_each_other_in_order(tmp_path):
     text = "defaults: nfedgnn/cora\nmodel: {name: gat, dropout: 0.6}\n"
-    child = to_dict(load_config(write(tmp_path, "child.yaml", text)))
     parent = to_dict(load_config("nfedgnn/cora"))
-    assert child != parent
     parent["model"].update(name="gat", dropout=0.6)
-    assert child == parent
+    assert to_dict(load_config(write(tmp_path, "child.yaml", text))) == parent
     write(tmp_path, "base.yaml", "defaults: nfedgnn/cora-averaged\nrounds: 7\nseed: 3\n")
     path = write(tmp_path, "mine.yaml", "defaults: base.yaml\nseed: 4\n")
     config = load_config(path, ["model.hidden=8", "model.hidden=9"])
@@ -140,9 +132,14 @@ def test_malformed_overrides_and_unknown_configs():
         parse_overrides("data.name='x")
     for override in ("data=3", "data=null", "model={}"):
         assert refusal(override).startswith(f"{override.partition('=')[0]}: a section")
-    assert "mean nfedgnn/cora-averaged?" in refusal(config="nfedgnn/cora-average")
-    assert "ditto/citeseer" in refusal(config="ditto") and "ditto/cora" in refusal(config="cora")
-    assert "flower-graph list" in refusal(config="zzzzzzzz")
+    for name, hint in {
+        "nfedgnn/cora-average": "mean nfedgnn/cora-averaged?",
+        "fedgta/cora-linqs-gat": "mean fedgta",  # of the same method
+        "ditto": "ditto/citeseer",
+        "cora": "ditto/cora",
+        "zzzzzzzz": "flower-graph list",
+    }.items():
+        assert hint in refusal(config=name)
     assert "unknown" in refusal(config="../conf/quickstart")
 
 
@@ -174,10 +171,9 @@ def test_bad_files_name_the_fault_and_the_file(tmp_path):
 
 def test_resolved_yaml_loads_to_the_same_settings(tmp_path):
     assert load_config(write(tmp_path, "mine.yaml", "# nothing\n")) == NFedGNNConfig()
-    of_each_app = {name.partition("/")[0]: name for name in list_configs()}
-    for name in of_each_app.values():
-        section = "gat" if name.startswith("ppfl/") else "strategy"
-        small = f"{section}.weight_decay=1e-7"
+    for app in known_apps():
+        name = next(one for one in list_configs() if one.startswith(f"{app}/"))
+        small = f"{'gat' if app == 'ppfl' else 'strategy'}.weight_decay=1e-7"
         config = load_config(name, ["data.ratios=[0.5,0.25,0.25]", small])
         assert load_config(write(tmp_path, "resolved.yaml", to_yaml(config))) == config
 
@@ -228,11 +224,8 @@ def test_every_rule_names_key_value_and_what_is_allowed(app):
 
 @pytest.mark.parametrize("app", known_apps())
 def test_every_schema_starts_with_the_same_keys(app):
-    common = ["app", "seed", "rounds", "device", "checkpoint_every", "patience"]
-    common += ["metrics", "save", "keep", "every", "track", "data"]
-    assert list(to_dict(schema_of(app)()))[: len(common)] == common
-    # What the server's loop reads, whichever method it runs
-    assert {"strategy.timeout", "strategy.name", "data.root"} <= known_keys(schema_of(app)).keys()
+    common = "app seed rounds device checkpoint_every patience metrics save keep every track data"
+    assert [*to_dict(schema_of(app)())][:12] == common.split()
 
 
 def test_the_app_decides_which_schema_holds(tmp_path):
@@ -296,20 +289,12 @@ def test_settings_that_do_not_go_together(config, overrides, said):
 @pytest.mark.parametrize(
     ("config", "overrides"),
     [
-        ("nfedgnn/cora-linqs", "rounds=1 model.dropout=0 strategy.reg_weight=0"),
-        ("nfedgnn/cora-linqs", "strategy.participation=1"),
-        ("nfedgnn/cora-linqs", "data.ratios=[0.48,0.32,0.2] data.homophily=1 data.active=512"),
+        ("nfedgnn/cora-linqs", "model.dropout=0 data.ratios=[0.48,0.32,0.2] data.active=512"),
         ("nfedgnn/cora-linqs", "device=cuda:3 strategy.share=summed strategy.participation=0.5"),
-        ("fedscem/cora", "partition.clients=2 partition.ratios=[1,0,0] strategy.mu=0"),
-        ("fedscem/cora", "strategy.dropout=0 strategy.participation=1 strategy.resolution=32"),
+        ("fedscem/cora", "partition.clients=2 partition.ratios=[1,0,0] strategy.resolution=32"),
         ("fedscem/cora", "partition.clients=1 strategy.aggregation=plain"),
-        ("fedscem/cora", "partition.clients=1 strategy.name=self-training"),
-        ("fedscem/cora", "strategy.alignment=plain patience=5 every=2 keep=best"),
-        ("fedgls/cora", "graph.graphless_ratio=0 model.dropout=0 partition.clients=1"),
-        ("fedgls/cora", "graph.graphless_ratio=1 strategy.weight_decay=0"),
-        ("fedgls/cora", "strategy.prototype_weight=0 strategy.participation=1"),
-        *(("fedscem/cora", f"strategy.name={name} checkpoint_every=10") for name in STRATEGIES),
-        *(("fedgls/cora", f"strategy.name={name} checkpoint_every=5") for name in METHODS),
+        ("fedscem/cora", "partition.clients=1 strategy.name=self-training checkpoint_every=1"),
+        ("fedgls/cora", "graph.graphless_ratio=0 partition.clients=1 strategy.weight_decay=0"),
     ],
 )
 def test_edges_of_what_is_allowed_are_allowed(config, overrides):
@@ -337,28 +322,24 @@ def test_defaults_hold_and_are_nobody_elses():
 
 def test_paths_of_data_in_a_file_start_from_its_folder(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "graph").touch()
-    (tmp_path / "mine" / "Cora").touch()
+    for name in ("graph", "Cora"):
+        (tmp_path / "mine" / name).touch()
     monkeypatch.chdir(tmp_path)
-    for name, full in (
-        ("graph.pt", "mine/graph.pt"),
-        ("../clients/", "clients/"),
-        ("./graph", "mine/graph"),  # no ending: only since it is there
-        ("other/graph", None),
-        ("Cora", None),
-        ("Coauthor/CS", None),
-        ("/data/graph.pt", "/data/graph.pt"),
-    ):
-        expected = name if full is None else str(tmp_path) + "/" + full
-        expected = full if name.startswith("/") else expected
+    here = f"{tmp_path}/"
+    for name, full in {
+        "graph.pt": f"{here}mine/graph.pt",
+        "../clients/": f"{here}clients/",
+        "./graph": f"{here}mine/graph",  # no ending: only since it is there
+        **{name: name for name in ("other/graph", "Cora", "Coauthor/CS", "/data/graph.pt")},
+    }.items():
         Path("mine/run.yaml").write_text(f"data: {{name: {name}, root: raw}}\n", encoding="utf-8")
         config = load_config("mine/run.yaml")
-        assert (config.data.name, config.data.root) == (expected, str(tmp_path / "mine" / "raw"))
+        assert (config.data.name, config.data.root) == (full, f"{here}mine/raw")
         # What a run writes down holds from anywhere: `--resume` reads it in another folder.
         Path("config.yaml").write_text(to_yaml(config), encoding="utf-8")
-        monkeypatch.chdir(tmp_path / "mine")
-        assert load_config("../config.yaml") == config
-        monkeypatch.chdir(tmp_path)
+        with monkeypatch.context() as elsewhere:
+            elsewhere.chdir(tmp_path / "mine")
+            assert load_config("../config.yaml") == config
     # Overrides start from the working directory, and so does what a parent says from the parent.
     assert load_config("mine/run.yaml", ["data.name=g.pt"]).data.name == str(tmp_path / "g.pt")
     Path("run.yaml").write_text("defaults: mine/run.yaml\n", encoding="utf-8")
