@@ -32,9 +32,8 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"device: {name!r} is none of auto, cpu, cuda, cuda:N") from error
-    count = torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise ConfigError(f"device: {name!r} is not there; {count} GPUs found")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device: {name!r} is not there; {torch.cuda.device_count()} GPUs found")
     return device
 
 

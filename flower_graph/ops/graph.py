@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from functools import cache
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.nn.functional import embedding_bag, pad
+
+# PyTorch calls its CSR layout beta at the first use in each process.
+warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
 
 # Numbers of a row from which on a CPU adds up an embedding's rows in half the time of MKL's sparse
 # product or less; the order of a row's sum is another.
@@ -43,13 +43,6 @@ class Adjacency(NamedTuple):
 
     def to(self, device: torch.device | str) -> Adjacency:
         return Adjacency(self.matrix.to(device), self.transpose.to(device))
-
-    def blocks(self, ptr: list[int]) -> list[Adjacency]:
-        """Cut a block-diagonal graph into the graphs of the nodes between two bounds."""
-        matrix, transpose = _blocks(self.matrix, ptr), None
-        if self.transpose is not self.matrix:
-            transpose = _blocks(self.transpose, ptr)
-        return [*map(Adjacency, matrix, transpose or matrix)]
 
 
 class SortedEdges(NamedTuple):
@@ -122,16 +115,7 @@ def row_entries(ptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def csr_tensor(ptr: Tensor, col: Tensor, value: Tensor, size: tuple[int, int]) -> Tensor:
     """Wrap CSR parts without checking them; the callers build them sorted and complete."""
-    _hush_beta()
     return torch.sparse_csr_tensor(ptr, col, value, size, check_invariants=False)
-
-
-@cache
-def _hush_beta() -> None:
-    # PyTorch calls its CSR layout beta in a warning at the first use in each process.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.zeros(1, 1).to_sparse_csr()
 
 
 def adjacency(edge_index: Tensor, value: Tensor, n: int) -> Adjacency:
@@ -147,10 +131,15 @@ def entries(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if x.layout != torch.sparse_csr:
         row, column = x.nonzero(as_tuple=True)
         return row, column, x[row, column]
+    row, column, value = _all_entries(x)
+    kept = value != 0
+    return row[kept], column[kept], value[kept]
+
+
+def _all_entries(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     count = x.crow_indices().diff()
     row = torch.arange(x.shape[0], device=count.device).repeat_interleave(count)
-    kept = x.values() != 0
-    return row[kept], x.col_indices().long()[kept], x.values()[kept]
+    return row, x.col_indices().long(), x.values()
 
 
 def both_ways(row: Tensor, column: Tensor, value: Tensor, rows: int, columns: int) -> Adjacency:
@@ -200,36 +189,24 @@ def _sorted_gcn_adjacency(edges: SortedEdges) -> Adjacency:
     return Adjacency(matrix, matrix)
 
 
-def block_diagonal(graphs: Sequence[Adjacency]) -> Adjacency:
-    """Join graphs to one in which no edge joins two of them."""
-    return Adjacency(*map(_block_diagonal, zip(*graphs, strict=True)))
+def with_part(graph: Adjacency, nodes: Tensor, part: Adjacency) -> Adjacency:
+    """Replace the rows of some nodes, which no edge joins to others, by those of ``part``."""
+    # graph [n, n], nodes [m], part [m, m]
+    pairs = zip(graph, part, strict=True)
+    return Adjacency(*(_with_part(whole, nodes, one) for whole, one in pairs))
 
 
-def _block_diagonal(matrices: Sequence[Tensor]) -> Tensor:
-    starts = list(accumulate((one.shape[0] for one in matrices), initial=0))
-    entries = list(accumulate((one.values().numel() for one in matrices), initial=0))
-    parts = list(zip(matrices, starts, entries, strict=False))
-    ptr = [one.crow_indices()[:-1] + before for one, _, before in parts]
-    return csr_tensor(
-        torch.cat([*ptr, ptr[0].new_full((1,), entries[-1])]),
-        torch.cat([one.col_indices() + start for one, start, _ in parts]),
-        torch.cat([one.values() for one in matrices]),
-        (starts[-1], starts[-1]),
+def _with_part(whole: Tensor, nodes: Tensor, part: Tensor) -> Tensor:
+    (row, col, value), (inner, inner_col, inner_value) = _all_entries(whole), _all_entries(part)
+    is_kept = torch.ones(whole.shape[0], dtype=torch.bool, device=row.device)
+    is_kept[nodes] = False
+    kept = is_kept[row]
+    return csr(
+        torch.cat([row[kept], nodes[inner]]),
+        torch.cat([col[kept], nodes[inner_col]]),
+        torch.cat([value[kept], inner_value]),
+        whole.shape[0],
     )
-
-
-def _blocks(matrix: Tensor, nodes: list[int]) -> list[Tensor]:
-    ptr, col, value = matrix.crow_indices(), matrix.col_indices(), matrix.values()
-    entries: list[int] = ptr[nodes].tolist()
-    return [
-        csr_tensor(
-            ptr[first : last + 1] - begin,
-            col[begin:end] - first,
-            value[begin:end],
-            (last - first, last - first),
-        )
-        for (first, last), (begin, end) in zip(pairwise(nodes), pairwise(entries), strict=True)
-    ]
 
 
 def mean_adjacency(edge_index: Tensor, n: int) -> Adjacency:

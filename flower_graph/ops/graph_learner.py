@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from flower_graph.ops.graph import Adjacency, csr_tensor, propagate, weighted_product
 from flower_graph.ops.grouped import group_sizes, grouped_linear
 from flower_graph.ops.links import contains
-from flower_graph.ops.similarity import SparseRows, ordered
+from flower_graph.ops.similarity import SparseRows
 
 
 def attentive_encode(x: SparseRows, weights: Tensor) -> SparseRows:
@@ -64,7 +64,7 @@ class LearnedGraph(NamedTuple):
         tag = 2 * torch.arange(k + 1, device=neighbours.device)
         own = ((node << bits | torch.cat([neighbours, node], 1)) << tag_bits) + tag
         other = ((neighbours << bits | node) << tag_bits) + (tag[:k] + 1)
-        key = ordered(torch.cat([own.reshape(-1), other.reshape(-1)]))
+        key = torch.cat([own.reshape(-1), other.reshape(-1)]).sort().values
         tag = key & ((1 << tag_bits) - 1)
         key >>= tag_bits
         row, col = key >> bits, key & ((1 << bits) - 1)

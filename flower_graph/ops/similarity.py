@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -262,25 +261,4 @@ def _top(similarity: Tensor, number: Tensor, k: int) -> Tensor:
     bits = rows.copy_(similarity).add_(0.0).view(torch.int32)  # + 0.0 makes 0 of -0
     bits ^= (bits >> 31).bitwise_and_(0x7FFFFFFF)
     key = bits.long().bitwise_left_shift_(32).add_(last - number)
-    return last - largest_of_(key, k).bitwise_and_(last)
-
-
-# Sorting whole numbers: NumPy does it several times as fast as PyTorch on a CPU
-
-
-def ordered(key: Tensor) -> Tensor:
-    """Sort some numbers."""
-    # key [n]
-    if key.device.type == "cpu":
-        return torch.from_numpy(np.sort(key.numpy()))
-    return key.sort().values
-
-
-def largest_of_(key: Tensor, k: int) -> Tensor:
-    """Return the largest numbers of each row, unsorted."""
-    # key [b, n]
-    if key.device.type != "cpu":
-        return key.topk(k, dim=1).values
-    rows, below = key.numpy(), key.shape[1] - k
-    rows.partition(below, axis=1)
-    return torch.from_numpy(np.sort(rows[:, below:], axis=1)).flip(1)
+    return last - key.topk(k, dim=1).values.bitwise_and_(last)

@@ -34,7 +34,7 @@ from flower_graph.errors import DataError, OutputError
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.contrast import nt_xent
 from flower_graph.ops.dropout import DropoutMask, turn_of, with_dropout
-from flower_graph.ops.graph import Adjacency, block_diagonal, entries, gcn_adjacency, propagate
+from flower_graph.ops.graph import Adjacency, entries, gcn_adjacency, propagate, with_part
 from flower_graph.ops.graph_learner import LearnedGraph, attentive_encode, mlp_encode
 from flower_graph.ops.grouped import group_sizes, group_sum, grouped_add, grouped_linear
 from flower_graph.ops.similarity import Rows, SparseRows, comparable, kept_similarity, nearest
@@ -133,8 +133,8 @@ class StructureModel(nn.ParameterDict):
         self.shares = self.train_shares = self._turn = torch.zeros(0)
         self._lone: GraphOnDevice | None = None  # the clients whose graphs are made
         self._made: list[int] = []  # their places
-        self._lone_rows = torch.zeros(0)  # and which of the active rows they have
-        self._given: list[Adjacency] = []  # each client's own graph
+        self._lone_rows = self._lone_nodes = torch.zeros(0)  # their active rows and their nodes
+        self._given: Adjacency  # the clients' own graphs
         self._learned: LearnedGraph | None = None
         self._versions: list[int] = []  # of the weights that made it
         self._graph: tuple[object, Adjacency] | None = None
@@ -168,7 +168,7 @@ class StructureModel(nn.ParameterDict):
     def hold(self, batch: GraphOnDevice, graphless: Mapping[int, GraphOnDevice]) -> None:
         """Work with a group's graph from now on, and its graphless clients' own, by place."""
         self.batch, n, device = batch, len(batch.y), batch.y.device
-        self._given = gcn_adjacency(batch.edge_index.cpu(), n).to(device).blocks(batch.ptr)
+        self._given = gcn_adjacency(batch.edge_index.cpu(), n).to(device)
         self._turn = turn_of(batch.x)
         self.shares, self.train_shares = (
             chosen / group_sum(chosen, batch.ptr).clamp(min=1)[batch.owner]
@@ -180,6 +180,8 @@ class StructureModel(nn.ParameterDict):
         if self._made:
             self._lone = joined([*graphless.values()], by_rows=True)
             self._lone_rows = batch.rows.at(self._made).to(device)
+            nodes = [torch.arange(batch.ptr[at], batch.ptr[at + 1]) for at in self._made]
+            self._lone_nodes = torch.cat(nodes).to(device)
 
     # Networks
 
@@ -247,18 +249,13 @@ class StructureModel(nn.ParameterDict):
 
     def graph(self) -> Adjacency:
         """Return the normalised graph of all clients, made graphs among the given ones."""
-        lone = self._lone
-        learned = None if lone is None else self.learned(lone)
-        if self._graph is None or self._graph[0] is not learned:
-            graphs = [*self._given]
-            if lone is not None and learned is not None:
-                is_knn = self.kind == KNN
-                whole = (
-                    gcn_adjacency(learned.edges(), lone.ptr[-1]) if is_knn else learned.adjacency()
-                )
-                for place, one in zip(self._made, whole.blocks(lone.ptr), strict=True):
-                    graphs[place] = one
-            self._graph = learned, block_diagonal(graphs)
+        if (lone := self._lone) is None:
+            return self._given
+        if self._graph is None or self._graph[0] is not self.learned(lone):
+            learned = self.learned(lone)
+            is_knn, n = self.kind == KNN, lone.ptr[-1]
+            made = gcn_adjacency(learned.edges(), n) if is_knn else learned.adjacency()
+            self._graph = learned, with_part(self._given, self._lone_nodes, made)
         return self._graph[1]
 
     def made_edges(self) -> Tensor | None:

@@ -13,13 +13,13 @@ from flower_graph.ops import graph
 from flower_graph.ops.graph import (
     Adjacency,
     adjacency,
-    block_diagonal,
     csr,
     gcn_adjacency,
     laplacian_regulariser,
     laplacian_term,
     mean_adjacency,
     propagate,
+    with_part,
 )
 
 # A triangle 0-1-2 with a tail 2-3; node 4 is alone.
@@ -58,18 +58,17 @@ def test_mean_adjacency_by_hand():
     torch.testing.assert_close(mean, torch.tensor([[3.0], [2.5], [11 / 3], [4.0], [0.0]]))
 
 
-def test_blocks_of_a_graph_are_joined_and_cut() -> None:
-    parts = [gcn_adjacency(edges, 5) for edges in (DIRECTED, EDGES[:, :4], NO_EDGES, EDGES)]
-    found, wanted = block_diagonal(parts), torch.block_diag(*(p.matrix.to_dense() for p in parts))
-    torch.testing.assert_close(found.matrix.to_dense(), wanted)
-    torch.testing.assert_close(found.transpose.to_dense(), wanted.T)
-    for one, other in zip(found.blocks([0, 5, 10, 15, 20]), parts, strict=True):
-        assert torch.equal(one.matrix.to_dense(), other.matrix.to_dense())
-        assert torch.equal(one.transpose.to_dense(), other.transpose.to_dense())
-    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    torch.testing.assert_close(propagate(found, x), wanted @ x)
-    (grad,) = torch.autograd.grad(propagate(found, x).square().sum(), x)
-    torch.testing.assert_close(grad, 2 * wanted.T @ wanted @ x.detach())
+def test_a_part_of_a_graph_is_replaced() -> None:
+    """Its nodes need not be side by side."""
+    nodes = torch.tensor([0, 5, 6, 11, 12])
+    others = torch.tensor([1, 2, 3, 4, 7])
+    edges = torch.cat([others[EDGES], nodes[DIRECTED]], 1)
+    whole, part = gcn_adjacency(edges, 13), gcn_adjacency(EDGES, 5)
+    found, wanted = with_part(whole, nodes, part), gcn_adjacency(edges[:, : EDGES.shape[1]], 13)
+    dense = wanted.matrix.to_dense()
+    dense[nodes[:, None], nodes] = part.matrix.to_dense()
+    torch.testing.assert_close(found.matrix.to_dense(), dense)
+    torch.testing.assert_close(found.transpose.to_dense(), dense.T)
 
 
 @given(graph=graphs(), seed=st.integers(0, 100), width=st.sampled_from([3, graph.WIDE + 5]))
