@@ -39,10 +39,7 @@ if TYPE_CHECKING:
     )
     from flower_graph.data.folders.client_folder import ego_from_data as ego_from_data
     from flower_graph.data.graph import ClientGraph as ClientGraph
-    from flower_graph.data.graph import EgoNetwork as EgoNetwork
-    from flower_graph.data.graph import OverlappingGraph as OverlappingGraph
     from flower_graph.data.partition.client_graphs import overlapping_graphs as overlapping_graphs
-    from flower_graph.data.partition.client_graphs import partition_egos as partition_egos
     from flower_graph.data.partition.client_graphs import partition_graph as partition_graph
     from flower_graph.method import load_config as load_config
     from flower_graph.method.compare import compare as compare

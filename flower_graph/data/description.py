@@ -15,11 +15,11 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -42,6 +42,7 @@ from flower_graph.storage.reading import Tree, reading
 from flower_graph.wire.keys import MAX_CLASSES
 
 LOG = logging.getLogger("flower_graph.data")
+T = TypeVar("T")
 WIDE = (torch.float64, torch.int64, torch.int32)  # numbers with more digits than float32
 WITHOUT = "without"  # no features are made for a graph that has none, whatever a user may set
 DEGREES = 32  # features that stand for degrees: 0, 1, ..., and 31 or more
@@ -195,23 +196,11 @@ def check_masks(
     return Masks(*result.values())
 
 
-def check_kind(data: object) -> None:
-    """Refuse PyG's objects of several kinds of nodes, or of several graphs."""
-    if type(data).__name__ == "HeteroData":
-        raise DataError("is a HeteroData: nodes and edges must be of one kind, to_homogeneous()")
-    if hasattr(data, "to_data_list"):
-        raise DataError("is a Batch: save each graph of to_data_list() in a folder of clients")
-
-
 # Any: what a user gave, which is checked here
+@reading("the graph", DataError)
 def describe_graph(data: Any, how: ReadOptions = PLAIN, where: str = "") -> NewGraph:
     """Bring features, edges, labels and masks into canonical form, without numbering classes."""
-    check_kind(data)
-    with reading("the graph", DataError):
-        return _described(entries_of(data), how, where)
-
-
-def _described(values: Tree, how: ReadOptions, where: str) -> NewGraph:
+    values = entries_of(data)
     notes = [*(values.get("notes") or ())]
     x, y, edges, names, columns = (
         values.get(key) for key in ("x", "y", "edge_index", "names", "columns")
@@ -356,7 +345,14 @@ _READ = ("x", "y", "edge_index", "adj_t", *PARTS, *EDGE_VALUES, *_BESIDES)
 
 # Any, here and below: what a user's graph holds
 def entries_of(data: Any) -> Tree:
-    """Return a graph's entries by name, its edges in ``edge_index``, also in place of ``adj_t``."""
+    """Return a graph's entries by name, its edges in ``edge_index``, also in place of ``adj_t``.
+
+    ``DataError`` for PyG's objects of several kinds of nodes, or of several graphs.
+    """
+    if type(data).__name__ == "HeteroData":
+        raise DataError("is a HeteroData: nodes and edges must be of one kind, to_homogeneous()")
+    if hasattr(data, "to_data_list"):
+        raise DataError("is a Batch: save each graph of to_data_list() in a folder of clients")
     if not isinstance(data, dict):
         held = data.to_dict() if hasattr(data, "to_dict") else getattr(data, "__dict__", {})
         # Attributes may also be slots, fields of a tuple or properties
@@ -572,54 +568,43 @@ def check_labels(y: Tensor) -> None:
 
 def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str | None]:
     """Return labels as whole numbers (below 0: none) or as words (None: none)."""
-    fraction = "a class must be a whole number; task=values learns such numbers"
-    if not isinstance(y, Tensor):
-        every, words = listed("y", y), list[str | None]()
-        try:
-            for one in every:
-                word = word_of(int(one) if isinstance(one, bool) else one)
-                words.append(None if word == UNLABELLED else word)
-        except DataError as error:
-            where = f"y[{len(words)}] (of one-hot rows y.argmax(1))"
-            raise DataError(f"{where}: {error}") from error
-        _check_length(words, n)
-        try:
-            numbers = [math.nan if word is None else float(word) for word in words]
-        except ValueError:
-            return words
-        if other := [one for one in numbers if math.isfinite(one) and not one.is_integer()]:
-            raise FractionalLabelsError(f"y[{numbers.index(other[0])}] is {other[0]}: {fraction}")
-        if all(word is None or WHOLE.fullmatch(word) for word in words) and all(
-            not abs(one) >= EXACT for one in numbers
-        ):
-            return torch.tensor([-1 if word is None else int(word) for word in words]).long()
+    if isinstance(y, Tensor):
+        given = column_of("y", y)
+        _check_length(given, n)
+        if given.is_complex():
+            raise DataError(f"y is {given.dtype}: must be whole numbers or words")
+        if not given.is_floating_point():
+            return given.long()
+        notes.append(f"labels of {kind_of(given)} taken as whole numbers")
+        y = given.tolist()
+    every = (int(one) if isinstance(one, bool) else one for one in listed("y", y))
+    words = [*each(every, word_of, "y[{}] (of one-hot rows y.argmax(1))".format)]
+    words = [None if word == UNLABELLED else word for word in words]
+    _check_length(words, n)
+    try:
+        numbers = [math.nan if word is None else float(word) for word in words]
+    except ValueError:
         return words
-    given = column_of("y", y)
-    _check_length(given, n)
-    if given.is_complex():
-        raise DataError(f"y is {given.dtype}: must be whole numbers or words")
-    if not given.is_floating_point():
-        return given.long()
-    wrong = ~given.isnan() & ((given != given.round()) | (given.abs() >= EXACT))
-    if wrong.any():
-        node = int(wrong.nonzero()[0])
-        raise FractionalLabelsError(f"y[{node}] is {given[node].item()}: {fraction}")
-    notes.append(f"labels of {kind_of(given)} taken as whole numbers")
-    return torch.where(given.isnan(), -1, given.double()).long()
+    if other := [one for one in numbers if not (math.isnan(one) or one.is_integer())]:
+        fraction = "a class must be a whole number; task=values learns such numbers"
+        raise FractionalLabelsError(f"y[{numbers.index(other[0])}] is {other[0]}: {fraction}")
+    if all(word is None or WHOLE.fullmatch(word) for word in words) and all(
+        not abs(one) >= EXACT for one in numbers
+    ):
+        return torch.tensor([-1 if word is None else int(word) for word in words]).long()
+    return words
 
 
 def read_targets(y: object, n: int | None) -> Tensor:
     """Return the numbers that nodes are to learn, float32 ``[n]``; NaN: not known."""
+
+    def number(value: object) -> float:
+        if (found := number_of(value)) is None:
+            raise DataError(f"{value!r:.40}: with task=values it is a number")
+        return found
+
     if not isinstance(y, Tensor):
-        every, values = listed("y", y), list[float]()
-        try:
-            for one in every:
-                if (number := number_of(one)) is None:
-                    raise DataError(f"{one!r:.40}: with task=values it is a number")
-                values.append(number)
-        except DataError as error:
-            raise DataError(f"y[{len(values)}]: {error}") from error
-        y = values
+        y = [*each(listed("y", y), number, "y[{}]".format)]
     given = column_of("y", y)
     if given.dim() != 1 or given.is_complex() or (n is not None and len(given) != n):
         raise DataError(f"y is {given.dtype} {list(given.shape)}: must be a real number a node")
@@ -636,6 +621,17 @@ def _check_length(y: Tensor | list[str | None], n: int | None) -> None:
         raise DataError(f"y is {kind}: must be one class a node; of one-hot rows y.argmax(1)")
     if n is not None and len(y) != n:
         raise DataError(f"y is {kind}: must be int64 [{n}], one class for each row of x")
+
+
+def each(
+    values: Iterable[object], read: Callable[..., T], place: Callable[[int], str]
+) -> Iterator[T]:
+    """Read one value after the other; errors begin with its place."""
+    for number, value in enumerate(values):
+        try:
+            yield read(value)
+        except DataError as error:
+            raise DataError(f"{place(number)}: {error}") from error
 
 
 # Any: what a user gave, which is checked here
@@ -680,33 +676,22 @@ MISSING = frozenset(
 # Around words: blanks, also those of no width, which nobody sees
 BLANK = f"{string.whitespace}\u00a0\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
 WHOLE = re.compile(r"-?(0|[1-9]\d*)")
-_AS_FLOAT = re.compile(r"(-?(?:0|[1-9]\d*))\.0*")
-_AS_POWER = re.compile(r"-?\d(\.\d+)?[eE]\+\d\d+")  # as R and C write large ones
+_AS_FLOAT = re.compile(r"-?(0|[1-9]\d*)(\.\d*)?([eE]\+\d\d+)?")  # with a power as R and C write it
 WITH_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
 EXACT = 2**53  # up to here floats have all whole numbers
 
 
 def word_of(value: object, *, comma: bool = False) -> str | None:
     """Return a value as a word; None if it is missing; ``DataError`` for a list or a table."""
-    if value is None:
-        return None
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        if math.isnan(value):
-            return None
-        return str(int(value)) if value.is_integer() and abs(value) < EXACT else str(value)
     if isinstance(value, list | tuple | dict | set):
         raise DataError(f"{value!r:.40} must be one word or number, not several")
-    text = str(value).strip(BLANK)
+    text = str(value).lower() if isinstance(value, bool) else str(value).strip(BLANK)
     if text in MISSING:
         return None
     if comma and WITH_COMMA.fullmatch(text):
         text = text.replace(",", ".")
-    if found := _AS_FLOAT.fullmatch(text):
-        return found[1]
-    if _AS_POWER.fullmatch(text) and float(text).is_integer() and abs(float(text)) < EXACT:
-        return str(int(float(text)))
+    if _AS_FLOAT.fullmatch(text) and (number := float(text)).is_integer() and abs(number) < EXACT:
+        return str(int(number))
     return text
 
 

@@ -170,9 +170,6 @@ class ClientGraph(Masked):
         return self.nodes.tolist() if self.names is None else self.names
 
 
-EgoNetwork = OverlappingGraph = ClientGraph  # the names by which apps make their clients
-
-
 def called(graphs: Sequence[ClientGraph]) -> Tensor | list[str]:
     """Return the users' names of the nodes of some clients' graphs, concatenated.
 

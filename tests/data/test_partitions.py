@@ -33,15 +33,15 @@ from flower_graph.data.partition.client_graphs import (
     CHUNK,
     DRAWS,
     LEAST_NODES,
+    check_features,
     check_neighbours,
-    check_training,
     choose_public,
     cut_out,
     dirichlet,
     ego_networks,
+    finished,
     greedy_cover,
     louvain,
-    made_ready,
     metis,
     metis_overlapping,
     noisy_labels,
@@ -278,14 +278,14 @@ def test_a_client_that_cannot_train_is_refused():
     constant = torch.tensor([[0.0, 2.0]]).repeat(5, 1)
     nearly = constant.clone()
     nearly[4, 1] = 1
-    made_ready(trainable(x=constant), set())
+    finished([trainable(x=constant)], 0.0, None, 0)
     for form in (Tensor.clone, Tensor.to_sparse_csr):
-        made_ready(trainable(x=form(nearly), edge_index=None), set())
+        check_features(trainable(x=form(nearly), edge_index=None))
         for graph in (trainable(x=form(constant), edge_index=None), trainable(x=form(constant))):
             with pytest.raises(DataError, match=r"client 0.*5"):
-                made_ready(graph, {0})
+                finished([graph], 1.0, None, 0)
     with pytest.raises(DataError, match="none of the 1 clients"):
-        check_training([trainable(train_mask=torch.zeros(5, dtype=torch.bool))])
+        finished([trainable(train_mask=torch.zeros(5, dtype=torch.bool))], 0.0, None, 0)
     graphs = [trainable(), trainable(client=4, edge_index=None)]
     check_neighbours(graphs, 4)
     check_neighbours(graphs[:1], 5)  # whose edges are known

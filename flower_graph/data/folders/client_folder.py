@@ -52,10 +52,8 @@ from flower_graph.data.graph import (
     to_undirected,
 )
 from flower_graph.data.partition.client_graphs import (
-    check_training,
-    fewer_trained,
-    graphless_clients,
-    made_ready,
+    check_features,
+    finished,
     noisy_labels,
     split_nodes,
 )
@@ -154,17 +152,13 @@ def load_folder(
     ratios, seed = partition.ratios, seed if partition.seed is None else partition.seed
     how = how._replace(needs_edges=identified)
     clients, files = read_clients(path, how, identified=identified)
-    drawn = graphless_clients(len(files), graphless_ratio, seed) if is_one_graph(path) else set()
     pairs, purpose = zip(clients, files, strict=True), "ego-split" if identified else "split"
     if identified and partition.split == GLOBAL:
         graphs = _with_roles(files, clients, node_numbers(clients), ratios, seed)
     else:
         graphs = [g if f.has_masks else split_nodes(g, ratios, seed, purpose) for g, f in pairs]
-    for graph, file in zip(graphs, files, strict=True):
-        with saying(file.where):
-            graph = fewer_trained(made_ready(graph, drawn), partition.train_share, seed)
-            graphs[graph.client] = graph
-    check_training(graphs)
+    ratio = graphless_ratio if is_one_graph(path) else 0.0
+    graphs = finished(graphs, ratio, partition.train_share, seed)
     if identified and len(graphs) > 1 and len((ids := node_numbers(graphs)).unique()) == len(ids):
         note = "no two clients hold the same node (identity): nothing is shared, each trains alone"
         tell(f"data {path}", [Caution(note)])
@@ -251,7 +245,7 @@ def client_graph_from_data(
     with saying(f"client {client}"):
         found, graph = _alone(client, data, how)
         graph = graph if found.has_masks else split_nodes(graph, ratios, seed)
-        graph = made_ready(graph, set())
+        check_features(graph)
     tell(f"client {client}", found.notes)
     return graph
 

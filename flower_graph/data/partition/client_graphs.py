@@ -73,15 +73,7 @@ def partition_graph(
         cut = split_global(cut, data.y, ratios, seed)
     else:
         cut = split_per_client(cut, ratios, seed)
-    graphless, share = graphless_clients(len(cut), graphless_ratio, seed), partition.train_share
-    graphs = [fewer_trained(made_ready(graph, graphless), share, seed) for graph in cut]
-    check_training(graphs)
-    return graphs
-
-
-def partition_egos(data: WholeGraph, partition: Any, seed: int) -> list[ClientGraph]:
-    """Sample egos, and make and split their ego-networks; arguments as of ``partition_graph``."""
-    return partition_graph(data, replace(partition, method=EGO_NETWORKS), 0.0, seed)
+    return finished(cut, graphless_ratio, partition.train_share, seed)
 
 
 def overlapping_graphs(data: WholeGraph, partition: Any, seed: int) -> list[ClientGraph]:
@@ -193,37 +185,37 @@ def fewer_trained(graph: ClientGraph, share: float | None, seed: int) -> ClientG
     return replace(graph, train_mask=torch.zeros_like(graph.train_mask).index_fill(0, kept, True))
 
 
-def graphless_clients(count: int, ratio: float, seed: int) -> set[int]:
-    """Draw the clients that get no edges."""
-    FRACTION.check("graph.graphless_ratio", ratio)
-    # The order in which clients lose their edges as the share grows
-    order = torch.randperm(count, generator=generator(seed, "graphless")).tolist()
-    return set(order[: round(ratio * count)])
+def finished(
+    graphs: Sequence[ClientGraph], graphless_ratio: float, train_share: float | None, seed: int
+) -> list[ClientGraph]:
+    """Hide the edges of some clients, which a learnt graph is compared with, and some labels.
 
-
-def made_ready(graph: ClientGraph, graphless: set[int]) -> ClientGraph:
-    """Hide a graphless client's edges; refuse a client without edges whose features are all alike.
-
-    Learnt edges are compared with hidden ones.
+    ``DataError`` if no client has a node for training, or a client cannot learn a graph.
     """
-    if graph.edge_index is not None:
-        if graph.client not in graphless:
-            return graph
-        edges = graph.edge_index
-        graph = replace(graph, edge_index=None, edge_weight=None, hidden_edges=edges)
-    # Row by row, so that a matrix too large to be dense stays sparse
-    rows = (take_rows(graph.x, slice(row, row + 1)).to_dense() for row in range(len(graph.x)))
-    first = next(rows)
-    if all(torch.equal(row, first) for row in rows):
-        where = f"client {graph.client}, {graph.y.numel()} nodes"
-        raise DataError(f"{where}: no edges, and all nodes have the same features (data.features)")
-    return graph
-
-
-def check_training(graphs: Sequence[ClientGraph]) -> None:
-    """Refuse clients of which none has a node for training."""
+    FRACTION.check("graph.graphless_ratio", graphless_ratio)
+    # The order in which clients lose their edges as the share grows
+    order = torch.randperm(len(graphs), generator=generator(seed, "graphless")).tolist()
+    result = [*graphs]
+    for client in order[: round(graphless_ratio * len(graphs))]:
+        hidden = graphs[client].edge_index
+        result[client] = replace(
+            graphs[client], edge_index=None, edge_weight=None, hidden_edges=hidden
+        )
     if not any(bool(graph.train_mask.any()) for graph in graphs):
         raise DataError(f"none of the {len(graphs)} clients has a labelled node for training")
+    return [fewer_trained(check_features(graph), train_share, seed) for graph in result]
+
+
+def check_features(graph: ClientGraph) -> ClientGraph:
+    """Return a client's graph; ``DataError`` if it has no edges, and all its features are alike."""
+    if graph.edge_index is None:
+        # Row by row, so that a matrix too large to be dense stays sparse
+        rows = (take_rows(graph.x, slice(row, row + 1)).to_dense() for row in range(len(graph.x)))
+        first = next(rows)
+        if all(torch.equal(row, first) for row in rows):
+            where = f"client {graph.client}, {graph.y.numel()} nodes: no edges, and all nodes"
+            raise DataError(f"{where} have the same features (data.features)")
+    return graph
 
 
 def check_neighbours(graphs: Sequence[ClientGraph], k: int) -> None:

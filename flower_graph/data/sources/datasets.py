@@ -13,7 +13,6 @@ import hashlib
 import inspect
 import io
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +35,6 @@ from flower_graph.data.description import (
     as_graph,
     as_tensor,
     by_columns,
-    check_kind,
     check_masks,
     describe_graph,
     entries_of,
@@ -49,9 +47,7 @@ from flower_graph.data.graph import PARTS, Graph, Masks, fits_dense, labelled_sp
 from flower_graph.data.sources.generators import csbm
 from flower_graph.data.sources.names import (
     CSBM,
-    EDGES,
     LINQS,
-    NODES,
     OGB,
     PygName,
     absent,
@@ -270,14 +266,8 @@ def saved_at(name: str) -> int:
     """Return when a file, or the last of a folder's, was saved; 0 for other names."""
     # With it a cache reads a new one anew.
     path = Path(name)
-    if not path.is_dir():
-        return path.stat().st_mtime_ns if path.is_file() else 0
-    with os.scandir(path) as listing:  # asked for every message: one look at each file
-        entries = list(listing)
-    folders = [Path(one.path) for one in entries if one.is_dir()]
-    tables = [one / file for one in folders for file in (NODES, EDGES)]
-    times = [one.stat().st_mtime_ns for one in entries if one.is_file()]
-    return max(times + [file.stat().st_mtime_ns for file in tables if file.is_file()], default=0)
+    files = [path] if path.is_file() else [*path.glob("*"), *path.glob("*/*.csv")]
+    return max((file.stat().st_mtime_ns for file in files if file.is_file()), default=0)
 
 
 # Graphs that users saved --------------------------------------------------------------------------
@@ -354,8 +344,6 @@ def _read_saved(path: Path) -> dict[str, object]:
         except UnpicklingError:  # it names classes
             with pyg_classes_allowed():
                 content = load_saved(path)
-        # Not by attributes of Data, some of which are computed (num_classes is not one).
-        content = content.to_dict() if hasattr(content, "to_dict") else content
     # A broken pickle can raise nearly anything.
     except Exception as error:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
@@ -398,7 +386,6 @@ def _saved(value: object, folder: Path, label: object) -> object:
         if isinstance(value, Graph):
             value = value.to_data()
         if isinstance(value, BaseData):
-            check_kind(value)
             stream = io.BytesIO()
             torch.save(Data.from_dict(_as_read(value, label)), stream)
             content = stream.getvalue()

@@ -143,11 +143,9 @@ def in_full(path: str, folder: Path) -> str:
 def located(name: str, folder: Path) -> str:
     """Make a name absolute if it means a file or a folder of clients, from the given folder."""
     path = in_full(name, folder)
-    is_path = has_ending(name, "/", *GRAPH_FILES, *OTHER_FILES) or folder_path(path) is not None
-    is_path |= Path(path, NODES).is_file()
     # A name without an ending is a file only with a separator: `Cora` is the data set.
-    is_path |= ("/" in name or Path(name).suffix != "") and file_path(path) is not None
-    return path if is_path else name
+    is_bare = "/" not in name and not Path(name).suffix and Path(path).is_file()
+    return name if is_bare or (file_path(path) or folder_path(path)) is None else path
 
 
 def pyg_name(name: str) -> PygName:

@@ -11,6 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.common import ONE_HOT
-from flower_graph.data.description import BLANK, number_of, saying, word_of
+from flower_graph.data.description import BLANK, each, number_of, saying, word_of
 from flower_graph.data.features import PLAIN, Columns, ReadOptions, encode_words
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources.names import EDGES, NODES
@@ -114,12 +115,8 @@ class _Entries(NamedTuple):
 
     def each(self, key: str, given: Sequence[object], read: Callable[..., T]) -> Iterator[T]:
         """Read one cell after the other; errors name its place."""
-        comma = self.how.has_comma
-        for row, value in enumerate(given):
-            try:
-                yield read(value, comma=comma)
-            except DataError as error:
-                raise self.wrong(row, key, error) from error
+        read = partial(read, comma=self.how.has_comma)
+        return each(given, read, lambda row: f"{self.unit} {self.places[row]}: {key}")
 
     def words(self, key: str, given: Sequence[object]) -> list[str | None]:
         return [*self.each(key, given, word_of)]
