@@ -116,12 +116,13 @@ def saying(what: str) -> Iterator[None]:
         raise type(error)(f"{what}: {error}") from error
 
 
-def tell(place: str, notes: Sequence[str], level: int = logging.INFO) -> None:
+def tell(place: str, notes: Iterable[str]) -> None:
     """Log notes about data, once a process."""
     for note in notes:
         if (place, note) not in _said:
             _said.add((place, note))
-            LOG.log(logging.WARNING if isinstance(note, Caution) else level, "%s: %s", place, note)
+            level = logging.WARNING if isinstance(note, Caution) else logging.INFO
+            LOG.log(level, "%s: %s", place, note)
 
 
 def by_columns(where: str, x: Tensor, own: Columns | None, common: Columns | None) -> Tensor:

@@ -188,7 +188,8 @@ class Treatment(NamedTuple):
         x = x.float()
         if self.how == PRESENCE:
             return (x != 0).to(x.dtype)
-        return normalize_rows(x) if self.how == ROW else x
+        # By the sum of absolute values; PyG's `NormalizeFeatures` never divides by less than 1
+        return torch.nn.functional.normalize(x, p=1) if self.how == ROW else x
 
     def to_json(self) -> dict[str, object]:
         """Return the treatment as JSON; the scale of a constant feature is ``null``."""
@@ -318,13 +319,3 @@ def sketched(x: Tensor, buckets: int, seed: int) -> Tensor:
     result = torch.zeros(len(x) * buckets, dtype=x.dtype)
     result.index_add_(0, row * buckets + bucket[feature], value * sign[feature])
     return result.view(len(x), buckets)
-
-
-def normalize_rows(x: Tensor) -> Tensor:
-    """Divide each row by the sum of its absolute values; a zero row stays zero.
-
-    PyG's ``NormalizeFeatures`` first takes away the smallest entry, and never divides by less
-    than 1, so it gives the same for counts alone.
-    """
-    norm = torch.linalg.vector_norm(x, ord=1, dim=1, keepdim=True)
-    return x / torch.where(norm > 0, norm, torch.ones_like(norm))

@@ -261,14 +261,18 @@ def cut_out(
         inside = nodes[target] == other
         edges = torch.stack([source[inside], target[inside]])
         graph = ClientGraph.bare(client, take_rows(data.x, nodes), data.y[nodes], edges, nodes)
-        if names is not None:
-            graph = replace(graph, called=tuple(names[node] for node in nodes.tolist()))
-        if targets is not None:
-            graph = replace(graph, targets=targets[nodes])
-        if weight is not None:
-            graph = replace(graph, edge_weight=weight[entry[inside]])
-        graphs.append(graph)
+        weights = picked(weight, entry[inside])
+        own = {"targets": picked(targets, nodes), "edge_weight": weights}
+        graphs.append(replace(graph, called=picked(names, nodes), **own))
     return graphs
+
+
+# Any: what a graph has of each node or edge
+def picked(values: Any, rows: Tensor) -> Any:
+    """Take some rows of a tensor, a list or a tuple; None stays None."""
+    if values is None or isinstance(values, Tensor):
+        return values if values is None else values[rows]
+    return tuple(values[row] for row in rows.tolist())
 
 
 def fits_dense(nodes: int, features: int) -> bool:

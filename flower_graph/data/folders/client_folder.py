@@ -48,6 +48,7 @@ from flower_graph.data.graph import (
     joined_edges,
     joined_masks,
     node_numbers,
+    picked,
     stratified_split,
     to_undirected,
 )
@@ -68,7 +69,7 @@ from flower_graph.data.sources.names import (
     folder_path,
     graphs_in,
 )
-from flower_graph.data.sources.tables import CLIENT, names_clients
+from flower_graph.data.sources.tables import CLIENT
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 from flower_graph.wire.keys import ROLES
@@ -123,13 +124,11 @@ class Clients(list[ClientGraph]):
                 for mask, own in zip(masks, graph.masks.values(), strict=True):
                     mask[graph.nodes[own]] = True
             return self.whole.with_masks(masks)
-        x, y, train, val, test = (
-            torch.cat([getattr(graph, part) for graph in self]) for part in ("x", "y", *PARTS)
-        )
-        numbers = [graph.targets for graph in self if graph.targets is not None]
-        targets = torch.cat(numbers) if numbers else None
-        whole = Graph(x, joined_edges(self), y, self.num_classes, train, val, test, self.classes)
-        return replace(whole, notes=self.notes, targets=targets)
+        keys = ("x", "y", "targets", *PARTS)
+        held = {key: [one for g in self if (one := getattr(g, key)) is not None] for key in keys}
+        joined: dict[str, Any] = {key: torch.cat(each) for key, each in held.items() if each}
+        own = {"num_classes": self.num_classes, "classes": self.classes, "notes": self.notes}
+        return Graph(edge_index=joined_edges(self), **joined, **own)
 
 
 # Any: the section `partition` of a method
@@ -332,7 +331,7 @@ def load_overlapping_folder(
         order = ids.argsort()
         held = {key: getattr(graph, key)[order] for key in ("x", "y", *PARTS)}
         edges, held["nodes"] = to_undirected(order.argsort()[graph.edges], n), ids[order]
-        called, public = _pick(own or graph.called, order), _pick(public, order)
+        called, public = picked(own or graph.called, order), picked(public, order)
         graph = replace(graph, **held, edge_index=edges, names=None, called=called)
         graphs.append(replace(graph, public=public))
     nodes, where = [graph.nodes for graph in graphs], f"data.name = {str(path)!r}"
@@ -423,7 +422,7 @@ def clients_path(data: DataConfig) -> Path | None:
 @lru_cache(maxsize=16)
 def _says_clients(file: Path, saved: int, how: ReadOptions) -> bool:
     # With ``saved``, a file that was changed is read again
-    return names_clients(file) if file.is_dir() else read_file(file, how).get(CLIENT) is not None
+    return read_file(file, how).get(CLIENT) is not None
 
 
 def is_one_graph(path: Path | str) -> bool:
@@ -463,13 +462,10 @@ def _parts(whole: NewGraph, how: ReadOptions) -> list[NewGraph]:
             raise DataError(f"{key}: must have {n} entries, one a node")
     given_names = given.pop(CLIENT, [])
     who = ["" if one is None else str(one) for one in given_names]
-
-    def order(name: str) -> tuple[bool, str, str]:
-        # Numbers come first, by their size; 07 and 7 are two clients
-        is_number = name.isdecimal()
-        return not is_number, name.zfill(20) if is_number else name, name
-
-    names = sorted({*who} - {""}, key=order)
+    # Numbers come first, by their size; 07 and 7 are two clients
+    names = sorted(
+        {*who} - {""}, key=lambda one: (not one.isdecimal(), one.zfill(20 * one.isdecimal()), one)
+    )
     if not names or any(isinstance(one, list) for one in given_names):
         raise DataError(f"{CLIENT} must be a word or a number a node, at least at one")
     number = {name: index for index, name in enumerate(names)}
@@ -486,18 +482,12 @@ def _parts(whole: NewGraph, how: ReadOptions) -> list[NewGraph]:
     for client, name in enumerate(names):
         rows, inside = (owner == client).nonzero()[:, 0], (ends == client).all(0)
         of_nodes = ("x", "y", "names", "targets", *PARTS)
-        own: dict[str, Any] = {key: _pick(getattr(whole, key), rows) for key in of_nodes}
-        own["values"] = whole.values | {key: _pick(one, rows) for key, one in given.items()}
-        own["edge_weight"], notes = _pick(whole.edge_weight, inside), list[str]()
+        own: dict[str, Any] = {key: picked(getattr(whole, key), rows) for key in of_nodes}
+        own["values"] = whole.values | {key: picked(one, rows) for key, one in given.items()}
+        own["edge_weight"], notes = picked(whole.edge_weight, inside), list[str]()
         if whole.edge_index is not None:
             own["edge_index"] = torch.searchsorted(rows, edges[:, inside])
         if not whole.x.numel():
             own["x"] = made_features(how.no_features, len(rows), own.get("edge_index"), notes)
         parts.append(replace(whole, **own, notes=(*notes,), where=f"{whole.where}, client {name}"))
     return parts
-
-
-def _pick(value: Any, rows: Tensor) -> Any:
-    if value is None or isinstance(value, Tensor):
-        return value if value is None else value[rows]
-    return type(value)(value[row] for row in rows.tolist())

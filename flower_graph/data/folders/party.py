@@ -12,7 +12,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -338,18 +338,14 @@ def graph_tensors(graph: ClientGraph) -> Tensors:
 
 
 def read_graph(client: int, tensors: Mapping[str, Tensor]) -> ClientGraph:
-    """Read one client's graph; ``KeyError`` if the tensors lack a field."""
+    """Read one client's graph; ``TypeError`` if the tensors lack a field."""
     start = f"{client}."
     local = {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
-    values: dict[str, Any] = {"x": read_matrix("x", local), "client": int(local["client"])}
-    for key in ("called", "names"):
-        if key in local:
-            values[key] = tuple(json.loads(bytes(local[key].tolist())))
-    for one in fields(ClientGraph):
-        if one.name not in values:
-            is_optional = "None" in str(one.type)
-            values[one.name] = local.get(one.name) if is_optional else local[one.name]
-    return ClientGraph(**values)
+    values: dict[str, Any] = {"edge_index": None, "hidden_edges": None}
+    values |= {name: tensor for name, tensor in local.items() if "." not in name}
+    for key in {"called", "names"} & {*local}:
+        values[key] = tuple(json.loads(bytes(local[key].tolist())))
+    return ClientGraph(**values | {"x": read_matrix("x", local), "client": int(local["client"])})
 
 
 # Members: which client numbers each SuperNode may speak for ---------------------------------------

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 from xml.etree import ElementTree
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from flower_graph.config.common import ONE_HOT
 from flower_graph.data.description import BLANK, each, number_of, saying, word_of
-from flower_graph.data.features import PLAIN, Columns, ReadOptions, encode_words
+from flower_graph.data.features import Columns, ReadOptions, encode_words
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources.names import EDGES, NODES
 from flower_graph.errors import DataError
@@ -221,15 +221,7 @@ def read_tables(folder: Path, how: ReadOptions) -> dict[str, object]:
     return _graph(nodes, nodes.cells[roles.names[0]], roles, edges)
 
 
-def names_clients(folder: Path) -> bool:
-    """Return whether tables have a column for the client, from their header alone."""
-    with saying(f"file {folder}"):
-        header = _read_table(folder / NODES, PLAIN, lines=1).cells
-    return CLIENT in [key.lower() for key in header]
-
-
-def _read_table(path: Path, how: ReadOptions, lines: int | None = None) -> _Entries:
-    """Read a table, or so many lines of it."""
+def _read_table(path: Path, how: ReadOptions) -> _Entries:
     with (
         reading(path.name, DataError),
         saying(path.name),
@@ -240,7 +232,7 @@ def _read_table(path: Path, how: ReadOptions, lines: int | None = None) -> _Entr
         reader = csv.reader(stream, delimiter=delimiter, strict=True)
         try:
             places, rows = list[int](), list[list[str]]()
-            for row in islice(reader, lines):
+            for row in reader:
                 if any(cell.strip(BLANK) for cell in row):
                     places.append(reader.line_num)
                     rows.append(row)
