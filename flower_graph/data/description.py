@@ -46,6 +46,7 @@ T = TypeVar("T")
 WIDE = (torch.float64, torch.int64, torch.int32)  # numbers with more digits than float32
 WITHOUT = "without"  # no features are made for a graph that has none, whatever a user may set
 DEGREES = 32  # features that stand for degrees: 0, 1, ..., and 31 or more
+FINITE = "must be finite, below 3e38; data.missing=mean fills NaN"
 _said: set[tuple[str, str]] = set()
 
 
@@ -235,12 +236,10 @@ def describe_graph(data: Any, how: ReadOptions = PLAIN, where: str = "") -> NewG
     masks = {part: read_mask(part, values.get(part), n, notes) for part in PARTS}
     if names is not None:
         names = tuple(str(name) for name in listed("names", names))
-        if len(names) != n:
-            raise DataError(f"{len(names)} names for {n} nodes: must be one a node")
-        name, times = Counter(names).most_common(1)[0]
-        if times > 1:
-            place = f"{times} times, as at node {names.index(name)}"
-            raise DataError(f"the name {name!r} is there {place}")
+        if not len(names) == len({*names}) == n:
+            name, times = Counter(names or [""]).most_common(1)[0]
+            found = f"{len(names)} for {n} nodes, {name!r} {times} times"
+            raise DataError(f"names: {found}: must be one a node, all different")
     named = Columns.of(columns, x.size(1))
     own: dict[str, Any] = {"names": names, "columns": named, "targets": targets} | masks
     own |= {"edge_weight": weight, "values": values, "notes": tuple(notes), "where": where}
@@ -273,8 +272,7 @@ def read_features(
         if wrong.any():
             row, column = place = wrong.nonzero()[0].tolist()
             where = f"node {named[0][row]!r}: {named[1][column][0]}" if named else f"x{place}"
-            allowed = "must be finite, below 3e38; data.missing=mean fills NaN"
-            raise DataError(f"{where} is {given[row, column].item()}: {allowed}")
+            raise DataError(f"{where} is {given[row, column].item()}: {FINITE}")
     return given.double() if given.dtype in WIDE else result
 
 
@@ -283,12 +281,9 @@ def read_edges(edge_index: object, num_nodes: int, notes: list[str]) -> Tensor:
     edges = as_tensor("edge_index", edge_index)
     is_whole = not (edges.is_floating_point() or edges.is_complex() or edges.dtype == torch.bool)
     if not (is_whole and edges.layout == torch.strided and edges.dim() == 2 and len(edges) == 2):
-        kind = f"{edges.dtype} {list(edges.shape)}"
-        raise DataError(f"edge_index is {kind}: must be int64 [2, E]")
-    wrong = (edges < 0) | (edges >= num_nodes)
-    if wrong.any():
-        place = wrong.nonzero()[0].tolist()
-        raise DataError(f"edge_index{place} is {int(edges[*place])}: not below {num_nodes}")
+        raise unfit("edge_index", edges, "int64 [2, E]")
+    outside = (edges < 0) | (edges >= num_nodes)
+    refuse_first("edge_index", edges, outside, f"must be below {num_nodes}")
     edges = edges.long()
     result = to_undirected(edges, num_nodes)
     if edges.shape == result.shape and torch.equal(edges, result):
@@ -310,10 +305,9 @@ def read_mask(part: str, mask: object, n: int, notes: list[str]) -> Tensor | Non
     if mask is None:
         return None
     given = as_tensor(part, mask)
-    is_fit = given.dim() in (1, 2) and given.size(0) == n and not given.is_floating_point()
-    if not is_fit or (given.dtype != torch.bool and ((given != 0) & (given != 1)).any()):
-        kind = f"{given.dtype} {list(given.shape)}"
-        raise DataError(f"{part} is {kind}: must be bool [{n}], or 0 and 1")
+    is_fit = given.dim() in (1, 2) and given.size(0) == n
+    if not is_fit or ((given != 0) & (given != 1)).any():
+        raise unfit(part, given, f"bool [{n}], or 0 and 1")
     if given.dtype != torch.bool:
         notes.append(f"{part} of {kind_of(given)} taken as true and false")
     return given.bool()
@@ -388,13 +382,12 @@ def read_weights(
     for key, value in [*given.items()] if wanted else ():
         column = column_of(key, value)
         is_one_each = column.shape == (count,) and not column.is_complex()
-        wrong = ~(column.double().isfinite() & (column >= 0)) if is_one_each else column
-        if not is_one_each or wrong.any():
-            if key == ATTRIBUTES:
-                continue  # these may be anything
-            kind = f"{column.dtype} {list(column.shape)}"
-            kind = f"{column[wrong][0].item()}" if is_one_each else kind
-            raise DataError(f"{key} is {kind}: must be a finite number for each edge, 0 or more")
+        wrong = ~(column.double().isfinite() & (column >= 0)) if is_one_each else torch.ones(1)
+        if key == ATTRIBUTES and wrong.any():
+            continue  # these may be anything
+        if not is_one_each:
+            raise unfit(key, column, "a number for each edge")
+        refuse_first(key, column, wrong, "must be finite, 0 or more")
         # Each edge's mean over its directions and copies
         keys, place = (pairs.amin(0) * n + pairs.amax(0)).unique(return_inverse=True)
         means = torch.zeros(len(keys), dtype=torch.float64)
@@ -445,8 +438,7 @@ def check_clients(graphs: Iterable[ClientGraph]) -> None:
             for name in ("y", *PARTS):
                 value, kind = getattr(graph, name), torch.int64 if name == "y" else torch.bool
                 if value.dtype != kind or value.shape != (n,):
-                    found = f"{value.dtype} {list(value.shape)}"
-                    raise DataError(f"{name} is {found}: must be {kind} [{n}]")
+                    raise unfit(name, value, f"{kind} [{n}]")
             check_labels(graph.y)
             if graph.edge_index is not None:
                 read_edges(graph.edge_index, n, notes)
@@ -459,13 +451,12 @@ def check_clients(graphs: Iterable[ClientGraph]) -> None:
 def check_rows(x: Tensor) -> None:
     """Check features of users: a finite float32 matrix, dense or CSR."""
     if x.dim() != 2 or x.dtype != torch.float32 or x.layout not in LAYOUTS:
-        raise DataError(f"x is {x.dtype} {list(x.shape)}: must be float32 [n, f], dense or CSR")
+        raise unfit("x", x, "float32 [n, f], dense or CSR")
     values = x if x.layout == torch.strided else x.values()
     # A finite sum has only finite terms, and takes no memory.
     if not torch.isfinite(values.sum()) and not torch.isfinite(values).all():
         dense = x.to_dense()
-        place = (~torch.isfinite(dense)).nonzero()[0].tolist()
-        raise DataError(f"x{place} is {dense[*place].item()}: must be finite")
+        refuse_first("x", dense, ~torch.isfinite(dense), FINITE)
 
 
 # Labels of nodes, and values of cells -------------------------------------------------------------
@@ -524,10 +515,8 @@ def number_classes(
     if declared is None and len(names) == labelled > CAPTIONS:
         raise DataError(f"y has {len(names)} labels, all different: data.label names the classes")
     if are_numbers:
-        if declared is not None and labelled and int(numbers[-1]) >= declared:
-            one = next(one for one in y if (one >= declared).any())
-            node = int((one >= declared).nonzero()[0])
-            raise DataError(f"y[{node}] is {one[node]}: not below num_classes = {declared}")
+        for one in () if declared is None else y:
+            refuse_first("y", one, one >= declared, f"must be below num_classes = {declared}")
         if declared is not None or int(numbers[-1]) == len(numbers) - 1:
             return Labels(y, declared or len(numbers), classes, notes)
         y = [torch.where(one < 0, -1, torch.searchsorted(numbers, one)) for one in y]
@@ -563,17 +552,15 @@ def declared_classes(count: object) -> int | None:
 
 def check_labels(y: Tensor) -> None:
     """Refuse numbers that cannot be classes, before weights are made for so many."""
-    if y.numel() and (largest := int(y.max())) >= MAX_CLASSES:
-        raise DataError(f"y[{int(y.argmax())}] is {largest}: must be below {MAX_CLASSES}, or -1")
+    refuse_first("y", y, y >= MAX_CLASSES, f"must be below {MAX_CLASSES}, or -1")
 
 
 def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str | None]:
     """Return labels as whole numbers (below 0: none) or as words (None: none)."""
     if isinstance(y, Tensor):
         given = column_of("y", y)
-        _check_length(given, n)
-        if given.is_complex():
-            raise DataError(f"y is {given.dtype}: must be whole numbers or words")
+        if given.dim() != 1 or given.is_complex() or (n is not None and len(given) != n):
+            raise unfit("y", given, "a whole number for each row of x; of one-hot rows y.argmax(1)")
         if not given.is_floating_point():
             return given.long()
         notes.append(f"labels of {kind_of(given)} taken as whole numbers")
@@ -581,7 +568,8 @@ def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str
     every = (int(one) if isinstance(one, bool) else one for one in listed("y", y))
     words = [*each(every, word_of, "y[{}] (of one-hot rows y.argmax(1))".format)]
     words = [None if word == UNLABELLED else word for word in words]
-    _check_length(words, n)
+    if n is not None and len(words) != n:
+        raise DataError(f"y is {len(words)} words: must be one for each of the {n} rows of x")
     try:
         numbers = [math.nan if word is None else float(word) for word in words]
     except ValueError:
@@ -608,20 +596,22 @@ def read_targets(y: object, n: int | None) -> Tensor:
         y = [*each(listed("y", y), number, "y[{}]".format)]
     given = column_of("y", y)
     if given.dim() != 1 or given.is_complex() or (n is not None and len(given) != n):
-        raise DataError(f"y is {given.dtype} {list(given.shape)}: must be a real number a node")
+        raise unfit("y", given, "a real number a node")
     result = given.to(torch.float32)
-    if (wrong := result.isinf()).any():
-        node = int(wrong.nonzero()[0])
-        raise DataError(f"y[{node}] is {given[node].item()}: must be below 3e38, NaN for none")
+    refuse_first("y", given, result.isinf(), "must be below 3e38, NaN for none")
     return result
 
 
-def _check_length(y: Tensor | list[str | None], n: int | None) -> None:
-    kind = f"{y.dtype} {list(y.shape)}" if isinstance(y, Tensor) else f"{len(y)} words"
-    if isinstance(y, Tensor) and y.dim() != 1:
-        raise DataError(f"y is {kind}: must be one class a node; of one-hot rows y.argmax(1)")
-    if n is not None and len(y) != n:
-        raise DataError(f"y is {kind}: must be int64 [{n}], one class for each row of x")
+def unfit(key: str, value: Tensor, allowed: str) -> DataError:
+    """Return the error for a tensor of a type or a shape that is not allowed."""
+    return DataError(f"{key} is {value.dtype} {list(value.shape)}: must be {allowed}")
+
+
+def refuse_first(key: str, values: Tensor, wrong: Tensor, allowed: str) -> None:
+    """Raise ``DataError`` with the first entry that is wrong, if there is one."""
+    if wrong.any():
+        place = wrong.nonzero()[0].tolist()
+        raise DataError(f"{key}{place} is {values[*place].item()}: {allowed}")
 
 
 def each(

@@ -628,7 +628,7 @@ REFUSED: list[tuple[Files, How, str]] = [
     (two(HEAD + ROWS, ""), PLAIN, r"edges\.csv: is empty"),
     ({"nodes.csv": NODES}, PLAIN, r"edges\.csv: there is no such file"),
     (two(HEAD + ROWS), How(weight="value"), r"data\.weight"),
-    (weight(""), How(weights=True), "edge_weight is nan"),
+    (weight(""), How(weights=True), r"edge_weight\[1\] is nan"),
     *((weight(value), PLAIN, r"edges\.csv: line 3: weight") for value in ('"1,5"', "strong")),
     ({"g.json": ""}, PLAIN, r"g\.json"),
     ({"g.json": HALF[: len(HALF) // 2]}, PLAIN, r"g\.json.*line 1"),
@@ -645,7 +645,7 @@ REFUSED: list[tuple[Files, How, str]] = [
     (changed("split", "all"), PLAIN, r"g\.json: node 1: split: 'all'"),
     (changed("label", ["cat", "dog"]), PLAIN, r"g\.json: node 1: label.*'cat', 'dog'"),
     (changed("target", "zoe", "links"), PLAIN, r"g\.json: edge 1: target: 'zoe'"),
-    (changed("weight", None, "links"), How(weights=True), r"g\.json: edge_weight"),
+    (changed("weight", None, "links"), How(weights=True), r"g\.json: edge_weight\[1\]"),
     ({"g.graphml": DESCRIBED[: len(DESCRIBED) // 2]}, PLAIN, r"g\.graphml"),
     *(({"g.graphml": DESCRIBED.replace(old, new)}, PLAIN, f".*{words}") for old, new, words in (
         ("<edge id", "<hyperedge/><edge id", "hyperedges"),

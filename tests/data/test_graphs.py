@@ -108,7 +108,7 @@ ROWS: list[Row] = [
     ("features: none", {"x": None, "no_features": "degree"}, "degree"),
     ("features: none", {"x": None, "no_features": "one-hot"}, "number"),
     ("names", {"names": list("abcdef")}, ""),
-    ("names", {"names": list("abcdeb")}, "!the name 'b'"),
+    ("names", {"names": list("abcdeb")}, "!'b' 2 times"),
 ]  # fmt: skip
 # What one door says and the file's does not: what else it wants, or how much it leaves open
 OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
