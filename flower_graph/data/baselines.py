@@ -30,7 +30,7 @@ from flower_graph.data.graph import (
     take_rows,
 )
 from flower_graph.ops.counts import Errors
-from flower_graph.ops.graph import csr_tensor, entries, gcn_adjacency, pointers
+from flower_graph.ops.graph import compact, gcn_adjacency
 from flower_graph.ops.links import (
     LinkSplit,
     adamic_adar,
@@ -165,12 +165,8 @@ def propagate_all_labels(graph: Graph | ClientGraph) -> dict[str, float]:
 def says_one_class(baselines: Figures) -> str:
     """Return a warning that clients may do better alone, if most of a client's nodes are alike."""
     own = baselines.get(OWN_MAJORITY, {}).get("test", 0.0)
-    if not own >= ALONE:
-        return ""
-    return (
-        f"clients' nodes are mostly of one class (guessing it reaches {own:.3f}): clients that "
-        "train alone may reach more"
-    )
+    reached = f"clients' nodes are mostly of one class (guessing it reaches {own:.3f})"
+    return f"{reached}: clients that train alone may reach more" if own >= ALONE else ""
 
 
 def own_baselines(graphs: Sequence[ClientGraph]) -> Figures:
@@ -193,13 +189,9 @@ def _regression(pool: Pool) -> Tree:
     if not classes.numel():
         return _skipped("nobody has training nodes")
     folds, whole = 1 + int(fold.max()), int(train.sum())
-    is_dense = pool.x.layout == torch.strided
-    is_dense = is_dense and 3 * int(pool.x.count_nonzero()) > pool.x.numel()
-    if is_dense:  # a list of its entries would take five times as much
-        values, used = pool.x.float(), int(pool.x[train].count_nonzero())
-    else:
-        row, column, values = entries(pool.x)
-        values, used = values.float(), int(train[row].sum())
+    x = compact(pool.x.float())
+    is_dense = x.layout == torch.strided
+    used = int(x[train].count_nonzero() if is_dense else x.crow_indices().diff()[train].sum())
     work = used * classes.numel() * folds
     if work > LARGEST:
         count = whole * LARGEST // work
@@ -210,15 +202,13 @@ def _regression(pool: Pool) -> Tree:
         chosen = train.nonzero().flatten()[drawn]
         train = torch.zeros_like(train).index_fill(0, chosen, True)
         sampled = {SAMPLE: count, TRAINING: whole}
-    # One matrix whose features have variance 1 together, CSR if many entries are 0
-    n, width = pool.x.shape
-    mean = values.mean(0) if is_dense else torch.zeros(width).index_add_(0, column, values) / n
+    # One matrix whose features have variance 1 together
+    n, width = x.shape
+    values = x if is_dense else x.values()
+    mean = x.mean(0) if is_dense else torch.zeros(width).index_add_(0, x.col_indices(), values) / n
     square = float(values.double().square().sum()) / n
     variance = square - float(mean.double().square().sum())
-    values = values / (math.sqrt(variance) if variance > 1e-9 * square else 1.0)
-    x = values
-    if not is_dense:
-        x = csr_tensor(pointers(row, n), column.to(torch.int32), values, (n, width))
+    values /= math.sqrt(variance) if variance > 1e-9 * square else 1.0
     y = torch.searchsorted(classes, pool.train_y)
     guesses = [torch.zeros_like(y) for _ in STRENGTHS]
     for number in range(folds):  # the nodes of a fold are predicted by a fit to the others

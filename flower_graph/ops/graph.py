@@ -142,6 +142,13 @@ def _all_entries(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return row, x.col_indices().long(), x.values()
 
 
+def compact(x: Tensor) -> Tensor:
+    """Return a matrix in CSR form if at most a third of its entries are not 0, else as it is."""
+    if x.layout == torch.strided and 3 * int(x.count_nonzero()) > x.numel():
+        return x
+    return csr(*entries(x), *x.shape)
+
+
 def both_ways(row: Tensor, column: Tensor, value: Tensor, rows: int, columns: int) -> Adjacency:
     """Build a matrix from its entries, with its transpose."""
     return Adjacency(csr(row, column, value, rows, columns), csr(column, row, value, columns, rows))

@@ -28,7 +28,7 @@ from flower_graph.data.graph import PARTS, ClientGraph, Graph, take_rows
 from flower_graph.data.sources.datasets import saved_at
 from flower_graph.data.sources.names import GRAPH_FILES, has_ending
 from flower_graph.errors import ConfigError, DataError, told
-from flower_graph.ops.graph import csr_tensor, entries, pointers
+from flower_graph.ops.graph import compact, csr_tensor
 from flower_graph.records.participation import numbers, ranges
 from flower_graph.storage.files import (
     DATA_FOLDER,
@@ -305,12 +305,10 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
 
 def matrix_tensors(name: str, x: Tensor) -> Tensors:
     """Write a matrix ``[n, f]`` as it is, or, if it has many zeros, as its other entries."""
-    is_dense = x.layout == torch.strided
-    if is_dense and 3 * int(x.count_nonzero()) > x.numel():
-        return {name: x}
-    row, column, value = entries(x)
-    columns = column if is_dense else column.to(x.col_indices().dtype)
-    parts = value, pointers(row, len(x)), columns, torch.tensor([*x.shape, int(is_dense)])
+    if (held := compact(x)).layout == torch.strided:
+        return {name: held}
+    form = torch.tensor([*x.shape, int(x.layout == torch.strided)])
+    parts = held.values(), held.crow_indices(), held.col_indices(), form
     return dict(zip([name + ending for ending in ENDINGS], parts, strict=True))
 
 

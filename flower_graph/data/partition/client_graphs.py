@@ -264,13 +264,12 @@ def louvain(
             raise DataError(f"partition.clients = {clients}: {found} null")
         parts = _nodes_of(torch.tensor(result.membership), len(result))
         parts.sort(key=lambda part: (-part.numel(), int(part[0])))
-        if not every_node:
-            return parts[:clients]
-        held = [torch.empty(0, dtype=torch.int64)] * clients
-        for part in parts:  # the largest first, to the client with the fewest nodes so far
+        held = parts[:clients]
+        # The rest goes, the largest first, to the client with the fewest nodes so far
+        for part in parts[clients:] if every_node else ():
             smallest = min(range(clients), key=lambda client: held[client].numel())
-            held[smallest] = torch.cat([held[smallest], part])
-        return [nodes.sort().values for nodes in held]
+            held[smallest] = torch.cat([held[smallest], part]).sort().values
+        return held
 
     if resolution is not None:
         return communities(resolution)

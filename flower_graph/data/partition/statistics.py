@@ -245,8 +245,7 @@ def survey_graph(graph: Graph) -> Description:
     if targets is None:
         spread["class of a labelled node"] = counts(graph.y[labelled])
     else:
-        around = targets.double()[graph.edge_index]
-        known = around[:, ~around.isnan().any(0)]
+        known = targets.double()[graph.edge_index[:, labelled[source] & labelled[target]]]
         # Without a pair of known neighbours PyTorch would warn
         similar = float(torch.corrcoef(known)[0, 1]) if known.numel() else math.nan
         given = targets[labelled].double()
