@@ -139,11 +139,9 @@ def load_graph(config: DataConfig, *, seed: int = 0, how: ReadOptions | None = N
             notes.append(f"no masks: {shares} % of the labelled nodes drawn with seed {draws}")
     elif not absent:
         masks = Masks(*graph.masks.values())
-    elif config.split == "auto":
-        raise DataError(f"{source}: has no {', '.join(absent)}; or set data.split=random")
     else:
-        advice = "use data.split=random data.ratios=[0.6,0.2,0.2], or data.split=auto"
-        raise DataError(f"data set {config.name!r} has no public split: {advice}")
+        advice = "set data.split=random data.ratios=[0.6,0.2,0.2], or of none data.split=auto"
+        raise DataError(f"{source}: has no {', '.join(absent)}; {advice}")
     moved = config.feature_noise, generator(draws, "feature-noise")
     with saying(source):
         chosen = config.features, config.missing, graph.columns
@@ -378,7 +376,6 @@ def _saved(value: object, folder: Path, label: object) -> object:
     """Save a graph under a hash of its content, so that equal graphs have one file."""
     if isinstance(value, str | Path):
         return value
-    from torch_geometric.data import Data
     from torch_geometric.data.data import BaseData
 
     ending, content = ".pt", b""
@@ -387,7 +384,7 @@ def _saved(value: object, folder: Path, label: object) -> object:
             value = value.to_data()
         if isinstance(value, BaseData):
             stream = io.BytesIO()
-            torch.save(Data.from_dict(_as_read(value, label)), stream)
+            torch.save(_as_read(value, label), stream)
             content = stream.getvalue()
         elif (listed := _listed(value)) is not None:
             with reading("the graph", DataError, "is not one of numbers and words"):
@@ -428,22 +425,20 @@ def _as_read(data: Any, label: object) -> dict[str, object]:
     n, e = data.num_nodes, values.get("edge_index", torch.empty(2, 0)).size(-1)
     if "y" not in values and "label" in values and label is None:
         values["y"] = values.pop("label")
-    columns = {
+    found = {
         key: one.reshape(n, -1).double()
         for key, one in values.items()
         if isinstance(one, Tensor) and one.dim() in (1, 2) and one.size(0) == n
         if key not in {label, *NO_FEATURES, *EDGE_VALUES} and not key.startswith("edge_")
     }
-    if "x" not in values and columns:
+    if "x" not in values and found:
         if n == e:
-            raise DataError(f"has no x, and as many edges as nodes: whose is {', '.join(columns)}?")
-        values = {key: value for key, value in values.items() if key not in columns}
-        values["x"] = torch.cat([*columns.values()], 1)
-        values["columns"] = [
-            key if one.size(1) == 1 else f"{key}[{i}]"
-            for key, one in columns.items()
-            for i in range(one.size(1))
-        ]
+            raise DataError(f"has no x, and as many edges as nodes: whose is {', '.join(found)}?")
+        columns = list[str]()
+        for key, one in found.items():
+            del values[key]
+            columns += [key] if one.size(1) == 1 else [f"{key}[{i}]" for i in range(one.size(1))]
+        values |= {"x": torch.cat([*found.values()], 1), "columns": columns}
     if "y" not in values and label is None:
         raise DataError(f"has no y and no label; data.label names it: {', '.join(sorted(values))}")
     return values
