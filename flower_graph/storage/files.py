@@ -120,14 +120,6 @@ def _check(status: os.stat_result, path: Path) -> None:
         raise OutputError(f"{path}: {why}; copy or remove it")
 
 
-def is_taken(folder: Path) -> bool:
-    """Whether anything but a folder of the user's has this name."""
-    if not os.path.lexists(folder):
-        return False
-    status = folder.lstat()
-    return not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid()
-
-
 def make_folder(folder: Path, mode: int = 0o777, *, may_exist: bool = True) -> None:
     """Make a folder, and missing ones above it; a link in its place is refused."""
     missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
@@ -184,12 +176,6 @@ def open_own(path: Path, flags: int = os.O_RDWR, mode: int = 0o600) -> int:
     return handle
 
 
-def new_file(path: Path, mode: int = 0o600) -> int:
-    """Make a file, replacing an existing one; return its descriptor."""
-    remove(path)
-    return open_own(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode)
-
-
 def remove(path: Path) -> None:
     """Remove a file, if it exists; of a link the link."""
     with suppress(FileNotFoundError), _opened(path.parent) as folder:
@@ -239,11 +225,8 @@ def replaced(path: Path, mode: int = 0o600, *, lasting: bool = True) -> Iterator
             with open(path_of(folder, part), "wb", opener=lambda *_: handle) as stream:
                 yield stream
             if lasting:  # by its name: a writer may have put another file in its place
-                handle = os.open(part, os.O_RDONLY | _CLOSED, dir_fd=folder)
-                try:
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
+                with open(path_of(folder, part), "rb") as whole:
+                    os.fsync(whole.fileno())
             os.replace(part, path.name, src_dir_fd=folder, dst_dir_fd=folder)
             if lasting:
                 os.fsync(folder)
@@ -436,7 +419,11 @@ def default_folder() -> Path:
     base = SHARED if os.access(SHARED, os.W_OK) else Path(tempfile.gettempdir())
     folder = named(base) / f"flower-graph-{os.getuid()}"
     # All users may write there: another one may have taken the name.
-    return named(user_cache()) / "state" if is_taken(folder) else folder
+    with suppress(FileNotFoundError):
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            return named(user_cache()) / "state"
+    return folder
 
 
 def user_cache() -> Path:

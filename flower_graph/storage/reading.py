@@ -6,7 +6,6 @@ allocated for their claims.
 """
 
 import errno
-import io
 import json
 import lzma
 import os
@@ -15,7 +14,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
 
 import yaml
 
@@ -110,16 +109,6 @@ def read_secret(path: Path | str) -> bytes:
 def read_text(path: Path | str, most: int, encoding: str = "utf-8") -> str:
     """Read a text; raises as ``read_bytes``, and ``UnicodeDecodeError``."""
     return read_bytes(path, most).decode(encoding)
-
-
-@contextmanager
-def open_text(path: Path | str, most: int, encoding: str = "utf-8") -> Iterator[TextIO]:
-    """Open a text to be read piece by piece; ends of lines stay as they are."""
-    with (
-        open_regular(path, most) as stream,
-        io.TextIOWrapper(stream, encoding=encoding, newline="") as text,
-    ):
-        yield text
 
 
 # JSON and YAML ------------------------------------------------------------------------------------

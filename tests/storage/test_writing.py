@@ -29,7 +29,6 @@ BELOW: dict[str, Callable[[Path], object]] = {
     "written": lambda path: put(path, files.written),
     "append": lambda path: put(path, files.append),
     "line": lambda path: append_line(path, {"a": 1}),
-    "new": lambda path: fill(files.new_file(path)),
     "own": lambda path: fill(files.open_own(path, os.O_RDWR | os.O_CREAT)),
     "folder": lambda path: files.make_folder(path / "inner"),
     "remove": files.remove,
@@ -76,7 +75,7 @@ def test_nothing_is_done_through_a_link(way: str, theirs: Path, tmp_path: Path) 
     assert untouched(theirs)
 
 
-@pytest.mark.parametrize("way", ["replaced", "written", "new", "remove"])
+@pytest.mark.parametrize("way", ["replaced", "written", "rows", "remove"])
 def test_what_takes_the_place_of_a_link_leaves_its_target(
     way: str, theirs: Path, tmp_path: Path
 ) -> None:
@@ -167,8 +166,11 @@ def test_who_takes_the_name_in_shared_memory_stops_nobody(
     if how == "link":
         usual.symlink_to(theirs)
     else:
-        monkeypatch.setattr(files, "is_taken", lambda folder: folder == usual)
-    folder = files.default_folder()
+        usual.mkdir()
+    with monkeypatch.context() as patched:
+        if how == "other user":
+            patched.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        folder = files.default_folder()
     assert folder.is_relative_to(tmp_path / "cache")
     own_folder(folder / "run-1")
     assert untouched(theirs)
@@ -203,7 +205,7 @@ def test_a_file_that_others_hold_open_is_not_written_into(tmp_path: Path) -> Non
     path.write_text("old")
     path.chmod(0o666)
     with path.open() as spy:
-        os.close(files.new_file(path))
+        row_file.create(path, 2)
         path.write_text("secret")
         assert spy.read() == "old"
 

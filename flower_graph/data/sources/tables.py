@@ -5,6 +5,7 @@ identity; any other column is a feature, and must hold numbers. No code in such 
 """
 
 import csv
+import io
 import math
 import re
 import warnings
@@ -31,7 +32,6 @@ from flower_graph.storage.reading import (
     MIB,
     MOST_GRAPH,
     open_regular,
-    open_text,
     parse_json,
     read_bytes,
     reading,
@@ -225,7 +225,8 @@ def _read_table(path: Path, how: ReadOptions) -> _Entries:
     with (
         reading(path.name, DataError),
         saying(path.name),
-        open_text(path, MOST_GRAPH, "utf-8-sig") as stream,
+        open_regular(path, MOST_GRAPH) as binary,
+        io.TextIOWrapper(binary, "utf-8-sig", newline="") as stream,
     ):
         delimiter = max(",;\t", key=_QUOTED.sub("", stream.readline(MIB)).count)
         stream.seek(0)
