@@ -495,40 +495,39 @@ def number_classes(
         classes = tuple(str(name) for name in listed("classes", classes))
         declared = len(classes)
     declared = declared_classes(declared)
-    if are_numbers := all(isinstance(one, Tensor) for one in labels):
-        y = [one.clamp(min=-1) for one in labels if isinstance(one, Tensor)]
-        every = torch.cat(y)
-        numbers, labelled = every[every >= 0].unique(), int((every >= 0).sum())
-        names = [str(value) for value in numbers.tolist()]
+    numbers = [one.clamp(min=-1) for one in labels if isinstance(one, Tensor)]
+    if are_numbers := len(numbers) == len(labels):
+        every = torch.cat(numbers)
+        values, labelled = every[every >= 0].unique(), int((every >= 0).sum())
+        names = [str(value) for value in values.tolist()]
     else:
-        words = [words_of(one) for one in labels]
-        known = [word for each in words for word in each if word is not None]
+        known = [word for one in labels for word in words_of(one) if word is not None]
         names, labelled = sorted({*known}), len(known)
     if not labelled and not may_lack:
         raise DataError("y: no node has a label")
     count = sum(map(len, labels))
     without = [f"{count - labelled} of {count} nodes without a label"]
     notes = without if labelled < count else []
-    if declared is None and len(names) > MOST_CLASSES:
-        why = f"above {MOST_CLASSES}: task=values learns numbers"
-        raise DataError(f"y has {len(names)} labels, {why}")
-    if declared is None and len(names) == labelled > CAPTIONS:
-        raise DataError(f"y has {len(names)} labels, all different: data.label names the classes")
-    if are_numbers:
-        for one in () if declared is None else y:
+    if declared is None:
+        if len(names) > MOST_CLASSES:
+            why = f"above {MOST_CLASSES}: task=values learns numbers"
+            raise DataError(f"y has {len(names)} labels, {why}")
+        if len(names) == labelled > CAPTIONS:
+            why = "all different: data.label names the classes"
+            raise DataError(f"y has {len(names)} labels, {why}")
+        if are_numbers and int(values[-1]) == len(values) - 1:
+            return Labels(numbers, len(values), None, notes)
+    elif are_numbers:
+        for one in numbers:
             refuse_first("y", one, one >= declared, f"must be below num_classes = {declared}")
-        if declared is not None or int(numbers[-1]) == len(numbers) - 1:
-            return Labels(y, declared or len(numbers), classes, notes)
-        y = [torch.where(one < 0, -1, torch.searchsorted(numbers, one)) for one in y]
-    else:
-        if classes is not None:
-            if other := [name for name in names if name not in classes]:
-                raise DataError(f"y has {other[0]!r}: must be one of {', '.join(classes):.200}")
-            names = list(classes)
-        if declared is not None and len(names) > declared:
-            raise DataError(f"y has {len(names)} different names, but num_classes is {declared}")
-        number = {name: index for index, name in enumerate(names)} | {None: -1}
-        y = [torch.tensor([number[word] for word in each]) for each in words]
+        return Labels(numbers, declared, classes, notes)
+    elif other := [name for name in names if name not in (classes or names)]:
+        raise DataError(f"y has {other[0]!r}: must be one of {', '.join(classes or ()):.200}")
+    elif len(names) > declared:
+        raise DataError(f"y has {len(names)} different names, but num_classes is {declared}")
+    names = list(classes or names)
+    number = {name: index for index, name in enumerate(names)} | {None: -1}
+    y = [torch.tensor([number[word] for word in words_of(one)]) for one in labels]
     note = f"labels {', '.join(names):.200} taken as {len(names)} classes"
     return Labels(y, len(names), tuple(names), [note, *notes])
 
