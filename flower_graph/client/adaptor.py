@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from flower_graph import __version__
-from flower_graph.errors import RefusedError, StateLostError, brief
+from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.flower_compat import (
     ClientAppCallable,
     Mod,
@@ -43,8 +42,7 @@ from flower_graph.storage.files import (
     state_key,
 )
 from flower_graph.wire import keys
-from flower_graph.wire.arrays import Answer, Parameters, decode_array, encode_array, own_records
-from flower_graph.wire.averaging import RowsBeside
+from flower_graph.wire.arrays import decode_array, encode_array, own_records
 from flower_graph.wire.client_errors import boundary, lost_reply
 
 if TYPE_CHECKING:
@@ -66,8 +64,9 @@ def make_client_app(
     ``train`` calls ``fit``, ``evaluate`` calls ``evaluate``, ``query`` calls ``get_properties``.
     ``train.<action>`` calls the method ``<action>``, with the signature of ``fit``, if the tuple
     ``client.actions`` names it. If the server asks for a reply of each client, ``fit_each`` is
-    called instead of ``fit``; it returns ``Rows``. ``parameters`` are writable copies of the arrays
-    of all array records, in order; ``config`` has the entries of all config records. On
+    called instead of ``fit``: its arrays have a row for each client, its weight and numbers are
+    lists, and its entries have those of ``RowsBeside``. ``parameters`` are writable copies of the
+    arrays of all array records, in order; ``config`` has the entries of all config records. On
     ``query.keep`` the client's ``outputs``, a ``ClientOutputs``, write the result of ``snapshot``,
     if it has both.
 
@@ -150,14 +149,8 @@ def _train(action: str, client: NumPyClient, message: Message) -> Message:
         raise ValueError(f"{type(client).__name__} does not name {action!r} in its actions")
     slots, parameters = arrays_of(message)
     config = config_of(message)
-    method = action or "fit"
-    if action or not config.get(keys.ROW_EACH):
-        result = getattr(client, method)(parameters, config)
-        arrays, weight, given = _checked_result(method, result, (list,))
-    elif (fit_each := getattr(client, "fit_each", None)) is None:
-        raise TypeError(f"{keys.ROW_EACH}: {type(client).__name__} has no fit_each to answer it")
-    else:
-        arrays, weight, given = fit_each(parameters, config).joined()
+    method = action or ("fit_each" if config.get(keys.ROW_EACH) else "fit")
+    arrays, weight, given = getattr(client, method)(parameters, config)
     metrics = dict(given)
     names = metrics.pop(keys.ARRAY_NAMES, None)
     records: dict[str, Any] = {}
@@ -170,9 +163,8 @@ def _train(action: str, client: NumPyClient, message: Message) -> Message:
 
 def _evaluate(client: NumPyClient, message: Message) -> Message:
     _, parameters = arrays_of(message)
-    result = client.evaluate(parameters, config_of(message))
-    loss, num_examples, metrics = _checked_result("evaluate", result, (float, int, np.number))
-    content = metric_records({keys.LOSS: float(loss), keys.NUM_EXAMPLES: num_examples}, metrics)
+    loss, weight, metrics = client.evaluate(parameters, config_of(message))
+    content = metric_records({keys.LOSS: float(loss), keys.NUM_EXAMPLES: weight}, metrics)
     return Message(RecordDict(content), reply_to=message)
 
 
@@ -189,20 +181,6 @@ def _properties(properties: Mapping[str, object], message: Message) -> Message:
     plain = {key: plain_value(key, value) for key, value in properties.items()}
     record = ConfigRecord(stamp | plain)
     return Message(RecordDict({keys.CONFIG: record}), reply_to=message)
-
-
-def _checked_result(
-    method: str, result: Any, kinds: tuple[type, ...]
-) -> tuple[Any, int, Mapping[str, object]]:
-    """Check what a client's method returned; its first part is of one of some kinds."""
-    is_triple = isinstance(result, tuple | list) and len(result) == 3
-    value, count, metrics = result if is_triple else (None, -1, None)
-    is_count = isinstance(count, int | np.integer) and not isinstance(count, bool) and count >= 0
-    is_kind = isinstance(value, kinds) and not isinstance(value, bool)
-    if not (is_kind and is_count and isinstance(metrics, Mapping)):
-        wanted = f"({kinds[0].__name__}, num_examples of 0 or more, metrics)"
-        raise TypeError(f"{method} must return {wanted}, got {brief(result)}")
-    return value, int(count), metrics
 
 
 # A ``NumPyClient``'s records ----------------------------------------------------------------------
@@ -246,8 +224,8 @@ def metric_records(fixed: dict[str, Any], metrics: Mapping[str, object]) -> dict
     """Split metrics into numbers, for the metric record, and the rest, for the config record."""
     if reserved := sorted(fixed.keys() & metrics.keys()):
         raise ValueError(f"metrics keys {reserved} are reserved: they are returned on their own")
-    numbers, others = dict(fixed), dict[str, Any]()
-    for key, value in metrics.items():
+    numbers, others = dict[str, Any](), dict[str, Any]()
+    for key, value in {**fixed, **metrics}.items():
         plain = plain_value(key, value)
         probe = (plain[0] if plain else 0) if isinstance(plain, list) else plain
         is_number = isinstance(probe, (int, float)) and not isinstance(probe, bool)
@@ -269,36 +247,6 @@ def plain_value(key: str, value: object) -> Any:
         kind = type(value).__name__
         raise TypeError(f"{key!r}: {kind}; must be a number, str, bytes, bool or a list of such")
     return value
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The result of ``fit_each`` for several clients, each with an answer of its own.
-
-    Attributes
-    ----------
-    answers : dict of int to tuple
-        A client's result of ``fit``, by its number: arrays, their weight, and further numbers,
-        under the same names for all.
-    left_out : dict of int to str
-        Clients without an answer, and why.
-    """
-
-    answers: Mapping[int, Answer]
-    left_out: Mapping[int, str] = field(default_factory=dict)
-
-    def joined(self) -> tuple[Parameters, list[int], dict[str, Any]]:
-        """Return all as one answer: rows of arrays, weights, and lists of numbers."""
-        numbers = sorted(self.answers)
-        arrays, weights, entries = zip(*(self.answers[one] for one in numbers), strict=True)
-        metrics = {key: [own[key] for own in entries] for key in entries[0]}
-        names = metrics.pop(keys.ARRAY_NAMES, [None])[0]
-        for key, values in metrics.items():
-            lists = (one if isinstance(one, list | tuple) else [one] for one in values)
-            metrics[key] = [number for one in lists for number in one]
-        beside = RowsBeside(np.array(numbers, np.int64), dict(self.left_out)).to_config()
-        rows = [np.stack(one) for one in zip(*arrays, strict=True)]
-        return rows, list(weights), metrics | beside | ({keys.ARRAY_NAMES: names} if names else {})
 
 
 def servers_time(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -15,7 +15,6 @@ from flwr.app import Context
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_graph.client.adaptor import Rows
 from flower_graph.client.learner import (
     NODES,
     NodeTask,
@@ -49,7 +48,14 @@ from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import SavedModels, Snapshot
 from flower_graph.rng import derive_seed, seeded
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
-from flower_graph.wire.averaging import Asked, Enrolment, Measured, RoundRequest, Trained
+from flower_graph.wire.averaging import (
+    Asked,
+    Enrolment,
+    Measured,
+    RoundRequest,
+    RowsBeside,
+    Trained,
+)
 from flower_graph.wire.codec import Resume
 from flower_graph.wire.keys import ARRAY_NAMES, CHECKPOINT, EXTRAS
 
@@ -223,18 +229,21 @@ class ModuleClient(NumPyClient):
             for name in filter(self.shared.is_sent, cohort.names):
                 sums[name] = cohort.total(name, self.counted(name, good)).numpy()
         means = {name: values / weight for name, values in sums.items()}
-        trained = Trained(clients=len(clients), left_out=left_out)
-        return _answered(means, weight, parameters, trained, self.measured(clients, weight))
+        trained = Trained(clients=len(clients), left_out=left_out).to_config()
+        return _answered(means, weight, parameters, trained | self.measured(clients, weight))
 
-    def fit_each(self, parameters: Parameters, config: Config) -> Rows:
+    # Any: the weight is a list
+    def fit_each(self, parameters: Parameters, config: Config) -> tuple[Parameters, Any, Config]:
+        """Train the clients that are asked; each sends a row of all arrays, and its numbers."""
         cohort, clients, left_out = self._trained(parameters, config)
-        rows = {
-            client: _answered(
-                sent, examples, parameters, Trained(clients=1), self.measured([client], examples)
-            )
-            for client, examples, sent in self._sent_by(cohort, clients, left_out)
-        }
-        return Rows(rows, left_out)
+        rows = self._sent_by(cohort, clients, left_out)
+        numbers, weights, sent = map(list, zip(*rows, strict=True))
+        stacks = {name: np.stack([one[name] for one in sent]) for name in sent[0]}
+        each = zip(numbers, weights, strict=True)
+        measured = [Trained(clients=1).to_config() | self.measured([c], w) for c, w in each]
+        entries = {name: [one[name] for one in measured] for name in measured[0]}
+        beside = RowsBeside(np.array(numbers, np.int64), left_out).to_config()
+        return _answered(stacks, weights, parameters, entries | beside)
 
     def _trained(
         self, parameters: Parameters, config: Config
@@ -469,13 +478,10 @@ def _refuse_if_all(left_out: Mapping[int, str], clients: Sequence[int]) -> None:
         raise RefusedError(f"clients {brief(sorted(left_out), 60)}: {why}; nobody is left")
 
 
+# Any: a weight, or one of each row; entries may be lists
 def _answered(
-    sent: Mapping[str, NDArray[np.generic]],
-    weight: int,
-    came: Parameters,
-    trained: Trained,
-    measured: Mapping[str, float],
-) -> Answer:
+    sent: Mapping[str, NDArray[np.generic]], weight: Any, came: Parameters, entries: dict[str, Any]
+) -> tuple[Parameters, Any, dict[str, Any]]:
     """Write an answer in the types of the server's arrays: a mean of integers is no integer."""
     dtypes = [values.dtype for values in came]
     dtypes += [np.dtype(np.float32)] * (len(sent) - len(dtypes))
@@ -483,7 +489,7 @@ def _answered(
         np.asarray(np.rint(values) if dtype.kind in "iu" else values, dtype)
         for values, dtype in zip(sent.values(), dtypes, strict=True)
     ]
-    return arrays, weight, {ARRAY_NAMES: list(sent), **trained.to_config(), **measured}
+    return arrays, weight, {ARRAY_NAMES: list(sent), **entries}
 
 
 @contextmanager

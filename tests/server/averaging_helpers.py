@@ -11,13 +11,13 @@ from federation import Who, who_of
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.clientapp import ClientApp
 
-from flower_graph.client.adaptor import Rows, make_client_app
+from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import NoClientsError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.simulation import InProcessGrid
-from flower_graph.wire.averaging import Asked, Enrolment
+from flower_graph.wire.averaging import Asked, Enrolment, RowsBeside
 
 Hosted = list[list[int]]  # clients of each SuperNode; nobody where it does not say
 # Called with place, kind of message and round before each answer: None, or what is answered
@@ -61,7 +61,7 @@ class Client(NumPyClient):
         chosen = request.chosen(self.clients)
         return chosen[0] if len(chosen) == 1 else self.place
 
-    def fit_each(self, parameters: Any, config: Any) -> Rows:
+    def fit_each(self, parameters: Any, config: Any) -> Any:
         request = Asked.from_config(config)
         number = config["server-round"]
         begun = request.arrays_for(parameters, self.clients)
@@ -70,8 +70,10 @@ class Client(NumPyClient):
         made = {client: values[0] + np.float32(client + 1) for client, values in begun.items()}
         said = self.bad(self.place, "train", number) or {}
         made |= {c: values for c, values in said.items() if c in made}
-        entries = {"number": float(number)}
-        return Rows({c: ([values], 1, entries) for c, values in made.items() if values is not None})
+        rows = {c: values for c, values in sorted(made.items()) if values is not None}
+        entries = {"number": [float(number)] * len(rows)}
+        beside = RowsBeside(np.array([*rows], np.int64)).to_config()
+        return [np.stack([*rows.values()])], [1] * len(rows), entries | beside
 
     def evaluate(self, parameters: Any, config: Any) -> Any:
         number, request = config["server-round"], Asked.from_config(config)
