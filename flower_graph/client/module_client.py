@@ -133,8 +133,7 @@ class ModuleClient(NumPyClient):
         self._graph_of = {graph.client: graph for graph in self.graphs}
         self.device, self.outputs = resolve_device(device), outputs or ClientOutputs(context)
         self.received: dict[str, Tensor] = {}
-        places = "module-client", self._clients, checkpoint_dir
-        self._state = CohortState[Cohort](context, *places, self._made)
+        self._state = CohortState[Cohort](context, self._clients, checkpoint_dir, self._made)
 
     # What a method may override
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -32,8 +31,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from flower_graph.data.description import check_clients
-from flower_graph.errors import CheckpointError, StateLostError, brief, told
-from flower_graph.storage import checkpoint
+from flower_graph.errors import CheckpointError, StateLostError, told
+from flower_graph.storage import checkpoint, row_file
 from flower_graph.storage.files import (
     IN_PROCESS,
     STATE_DIR,
@@ -48,8 +47,8 @@ from flower_graph.storage.files import (
 )
 from flower_graph.wire.arrays import Config
 from flower_graph.wire.client_errors import AT_HOME
-from flower_graph.wire.codec import Resume
-from flower_graph.wire.keys import NOT_SAVED, RUN_TOKEN, SERVER_ROUND
+from flower_graph.wire.codec import Resume, SaveRequest
+from flower_graph.wire.keys import NOT_SAVED
 
 if TYPE_CHECKING:
     from flower_graph.data.graph import ClientGraph
@@ -57,7 +56,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 SMALL_BYTES = 1 << 20
 VERSION = "state-version"  # key of the version among the tensors of a saved file
-NUMBERS = "clients"  # in a checkpoint
+CLIENTS, RESUMED = "clients", "clients-resumed"  # in Context.state; in a checkpoint their numbers
+ROWS = ".rows"  # in the place of a checkpoint's suffix: the copy of a file of rows
 KEPT_AT_CLIENT = 3  # the server may fall back to the one before the last two are complete
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
@@ -91,8 +91,9 @@ class CohortState(Generic[T]):
     """Keeps an object and its tensors between messages, and writes and reads its checkpoints.
 
     ``make`` returns the object that works on tensors in place, and the tensors. A checkpoint has
-    the clients' ``numbers`` too. Without ``copies``, for millions of users, a failed message loses
-    what is not in a file.
+    the clients' ``numbers`` too, and a copy of the file ``rows``, where clients have numbers in one
+    (``storage.row_file``). Without ``copies``, for millions of users, a failed message loses what
+    is not in a file.
     """
 
     # With ``state-dir`` or ``data-folder`` in the node's config, the last three checkpoints are in
@@ -101,25 +102,24 @@ class CohortState(Generic[T]):
     def __init__(
         self,
         context: Context,
-        name: str,
         numbers: Sequence[int] | Tensor,
         folder: Path | None,
         make: Make[T],
         *,
         copies: bool = True,
+        rows: Path | None = None,
     ) -> None:
-        self._context, self._name, self._resumed = context, name, f"{name}-resumed"
+        self._context, self._make, self._copies, self._rows = context, make, copies, rows
         self._numbers = torch.as_tensor(numbers, dtype=torch.int64)
-        self._make, self._copies = make, copies
         self._own, self._shared, self._sealed = own_place(context), folder, state_key(context)
         # A SuperNode that is started anew may have another id; without a folder its state is gone.
         node = f"node-{context.node_id}" if self._own is None else node_name(context)
         self._folder = (self._own or default_folder()) / f"run-{context.run_id}"
-        self._file = self._folder / f"{name}-{node}.safetensors"
+        self._file = self._folder / f"{CLIENTS}-{node}.safetensors"
 
     @property
     def version(self) -> int:
-        record = self._context.state.config_records.get(self._name)
+        record = self._context.state.config_records.get(CLIENTS)
         return 0 if record is None else int(record["version"])  # type: ignore[arg-type]
 
     @property
@@ -160,14 +160,14 @@ class CohortState(Generic[T]):
 
     def drop(self) -> None:
         vars(self._context).pop("live", None)
-        for record in (self._name, self._resumed):
+        for record in (CLIENTS, RESUMED):
             self._context.state.pop(record, None)
         remove(self._file)
         remove_empty(self._folder)
 
     # Checkpoints
 
-    def save(self, server_round: int, run: str, more: Tensors | None = None) -> str:
+    def save(self, server_round: int, run: str) -> str:
         """Write a round's checkpoint; return an error message, or an empty string."""
         held, tensors = self._open()
         if not self.version:  # not known before the first message
@@ -176,7 +176,9 @@ class CohortState(Generic[T]):
         try:
             if self._own is not None:
                 own_folder(path.parent, self._own)
-            saved = tensors | {NUMBERS: self._numbers} | (more or {})
+            if self._rows is not None:
+                row_file.copy(self._rows, path.with_suffix(ROWS))
+            saved = tensors | {CLIENTS: self._numbers}
             checkpoint.save_client(path, saved, run, self._sealed)
         except OSError as error:
             LOG.warning("%s: no checkpoint: %s", path, error)
@@ -186,22 +188,21 @@ class CohortState(Generic[T]):
         if self._own is not None:
             files = path.parent.parent.glob(f"round-*/{path.name}")
             for old in checkpoint.rounds_of(file.parent for file in files)[:-KEPT_AT_CLIENT]:
-                remove(self.checkpoint_file(old, run))
-                remove(self.rows_at(old, run))
-                remove_empty(self.checkpoint_file(old, run).parent)
+                file = self.checkpoint_file(old, run)
+                remove(file)
+                remove(file.with_suffix(ROWS))
+                remove_empty(file.parent)
         return ""
 
     def save_asked(self, config: Config) -> dict[str, str]:
         """Write the checkpoint that a message asks for; return the answer's entry if it failed."""
-        why = self.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
+        asked = SaveRequest.from_config(config)
+        why = self.save(asked.server_round, asked.run)
         return {NOT_SAVED: why} if why else {}
 
     def checkpoint_file(self, server_round: int, run: str) -> Path:
         folder = self._shared
         if self._own is not None:
-            # The token comes with a message: it must not lead out of the SuperNode's folder.
-            if not re.fullmatch(r"[0-9a-f]{32}", run):
-                raise CheckpointError(f"run token: {brief(run)} is not 32 hexadecimal digits")
             folder = self._own / "checkpoints" / run
         if folder is None:
             why = "no place for a checkpoint: set checkpoint_dir, state-dir or data-folder"
@@ -209,13 +210,9 @@ class CohortState(Generic[T]):
         name = f"client-{node_name(self._context)}.safetensors"
         return checkpoint.round_folder(folder, server_round) / name
 
-    def rows_at(self, server_round: int, run: str) -> Path:
-        """Return the path of a copy of the clients' mapped numbers (``storage.row_file``)."""
-        return self.checkpoint_file(server_round, run).with_suffix(".rows")
-
     def is_due(self, resume: Resume) -> bool:
         # A client that is asked again under another node id has loaded it before.
-        loaded = self._context.state.config_records.get(self._resumed)
+        loaded = self._context.state.config_records.get(RESUMED)
         return bool(resume.server_round) and dict(loaded or {}) != resume.to_config()
 
     def restore(self, resume: Resume, adopt: Adopt | None = None) -> bool:
@@ -224,13 +221,18 @@ class CohortState(Generic[T]):
             return False
         path = self.checkpoint_file(resume.server_round, resume.run)
         kept = checkpoint.load_client(path, resume.run, self._sealed)
-        numbers = kept.pop(NUMBERS, torch.zeros(0))
+        numbers = kept.pop(CLIENTS, torch.zeros(0))
         if not torch.equal(numbers, self._numbers):
             if adopt is None or (adopted := adopt(kept, numbers)) is None:
                 raise checkpoint.refused(path, "of other clients; resume with the same SuperNodes")
             kept = adopted
         if self._copies and forms_of(kept) != forms_of(self._make(None)[1]):
             raise checkpoint.refused(path, "made with other data or settings")
+        if self._rows is not None:
+            try:
+                row_file.copy(path.with_suffix(ROWS), self._rows)
+            except OSError as error:
+                raise checkpoint.refused(path, "without its rows", f": {error}") from error
         self._commit(*self._make(kept))
         self._note(resume)
         return True
@@ -242,7 +244,7 @@ class CohortState(Generic[T]):
             self._note(resume)
 
     def _note(self, resume: Resume) -> None:
-        self._context.state[self._resumed] = ConfigRecord(resume.to_config())
+        self._context.state[RESUMED] = ConfigRecord(resume.to_config())
 
     # Where the tensors are
 
@@ -262,7 +264,7 @@ class CohortState(Generic[T]):
         context, who = self._context, f"client {self._context.node_id}: its state is lost"
         if self._in_process:
             raise StateLostError(f"{who}, or half changed")
-        small = context.state.config_records[self._name].get("tensors")
+        small = context.state.config_records[CLIENTS].get("tensors")
         if isinstance(small, bytes):
             return load(small)
         try:
@@ -286,7 +288,7 @@ class CohortState(Generic[T]):
             numbered = tensors | {VERSION: torch.tensor(version)}
             run = str(self._context.run_id)
             checkpoint.save_client(self._file, numbered, run, self._sealed)
-        self._context.state[self._name] = record
+        self._context.state[CLIENTS] = record
         self.live.held, self.live.version = (held, tensors), version
 
 

@@ -13,7 +13,6 @@ import json
 import logging
 import math
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -23,7 +22,7 @@ import numpy as np
 
 from flower_graph.config.common import ALL, BEST, CHECKPOINTS, KEEP, LAST
 from flower_graph.config.foreign import IN_RUN
-from flower_graph.errors import MalformedReplyError, OutputError, StateLostError, brief
+from flower_graph.errors import OutputError, StateLostError
 from flower_graph.outputs.files import SAID, Snapshot, write_table
 from flower_graph.storage.checkpoint import keep_rounds, round_folder
 from flower_graph.storage.files import (
@@ -39,7 +38,7 @@ from flower_graph.storage.files import (
     replaced,
 )
 from flower_graph.storage.reading import MOST_GRAPH, MOST_TENSORS, open_regular, read_text, reading
-from flower_graph.wire.codec import Message, Numbers, Said, Whole, Word
+from flower_graph.wire.codec import Message, Numbers, RunToken, Said, Whole, Word
 from flower_graph.wire.keys import ROLES, RUN_TOKEN, SERVER_ROUND
 from flower_graph.wire.ledger import count_bytes
 
@@ -57,7 +56,7 @@ TYPE = "query.keep"
 class KeepRequest(Message, down=TYPE):
     """The outputs that clients are to keep on their machines."""
 
-    run: Annotated[str, Word(RUN_TOKEN)]  # of the run
+    run: Annotated[str, RunToken(RUN_TOKEN)]  # of the run
     # the last round that was measured; 0 at first
     server_round: Annotated[int, Whole(SERVER_ROUND, least=0)]
     best_round: Annotated[int, Whole(least=0)]  # of the best validation so far; 0: none yet
@@ -382,9 +381,6 @@ class ClientOutputs:
 
 def own_outputs(context: Context, run: str) -> Path | None:
     """Return the folder of a run's outputs, if the SuperNode has a folder of its own."""
-    # The token comes with a message: it must not lead out of this folder.
-    if not re.fullmatch(r"[0-9a-f]{32}", run):
-        raise MalformedReplyError(f"run token: {brief(run)} is not 32 hexadecimal digits")
     if data := str(context.node_config.get(DATA_FOLDER, "")):
         return Path(data).expanduser() / FOLDER / run
     own = own_place(context)

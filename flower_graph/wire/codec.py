@@ -16,6 +16,7 @@ with other messages', and for the result of ``get_properties``.
 """
 
 import math
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass, replace
@@ -175,6 +176,15 @@ class Word(Scalar[str]):
     """Text."""
 
     empty, kinds, type = "", (str,), "str"
+
+
+class RunToken(Word):
+    """A run's token, which names folders of its clients, and must not lead out of theirs."""
+
+    def decode(self, value: object, name: str, reading: Reading) -> str:
+        if not re.fullmatch(r"[0-9a-f]{32}", token := super().decode(value, name, reading)):
+            raise self.refuse("32 hexadecimal digits", token)
+        return token
 
 
 class Said(Word):
@@ -474,17 +484,26 @@ class Message:
 
 GROUP = "checkpoints"  # of the page
 Saves = Annotated[bool, Flag(keys.CHECKPOINT, "whether to save after this message", group=GROUP)]
-Token = Annotated[str, Word(keys.RUN_TOKEN, "of the run that the checkpoint is of", group=GROUP)]
+Token = Annotated[
+    str, RunToken(keys.RUN_TOKEN, "of the run that the checkpoint is of", group=GROUP)
+]
 HANDLED = Whole(keys.HANDLED, "messages of the run so far", least=0, group=GROUP)
 Handled = Annotated[int | None, HANDLED]
 NOT_WRITTEN = Said(keys.NOT_SAVED, "why the checkpoint was not written", group=GROUP)
 NotSaved = Annotated[str, NOT_WRITTEN]
 
 
+class SaveRequest(Message):
+    """The round and the run of a checkpoint that a client is to save."""
+
+    server_round: Annotated[int, Whole(keys.SERVER_ROUND)]
+    run: Token
+
+
 class Resume(Message, down="query", frozen=True):
     """The run and the checkpoint that a client goes on from."""
 
-    run: Annotated[str, Word(keys.RUN_TOKEN)] = ""  # of the run: 32 hexadecimal digits
+    run: Annotated[str, RunToken(keys.RUN_TOKEN)] = ""  # of the run: 32 hexadecimal digits
     # whose checkpoint to load; 0 in a new run
     server_round: Annotated[int, Whole("resume-round")] = 0
     # If a SuperNode is asked again later, under another id, it has gone on since

@@ -304,9 +304,9 @@ class EgoNetworkClient(MaskingClient):
     ) -> None:
         self.graphs, self.settings, self._hiding = checked(egos, settings), settings, hiding
         self._device, self.outputs = resolve_device(device), outputs or ClientOutputs(context)
-        places = "cohort-client", [ego.client for ego in self.graphs], checkpoint_dir
-        self._state = CohortState[EgoCohort](context, *places, self._made)
-        super().__init__(context, [ego.client for ego in self.graphs], trust)
+        clients = [ego.client for ego in self.graphs]
+        self._state = CohortState[EgoCohort](context, clients, checkpoint_dir, self._made)
+        super().__init__(context, clients, trust)
         self._identities = {ego.client: ego.identities for ego in egos}
 
     def get_properties(self, config: Config) -> Config:

@@ -44,11 +44,11 @@ from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.secure.ring import CHECKS, Ring, RingArray
 from flower_graph.secure.sum.client import MaskingClient
 from flower_graph.secure.sum.messages import RING, MaskRequest
-from flower_graph.storage import row_file
 from flower_graph.storage.files import node_name, remove, remove_empty, state_key
 from flower_graph.strategies.nfedgnn.users import (
     ADAM_TENSORS,
     AVERAGE_ROUND,
+    ROWS,
     Cohort,
     CommonLayer,
     LinearCohort,
@@ -80,7 +80,6 @@ from flower_graph.wire.codec import (
 from flower_graph.wire.codec import Tensor as Entries
 from flower_graph.wire.keys import GRADIENT_ROUND, SERVER_ROUND, SUM_STATE, USERS
 
-ROWS = "rows"  # in a checkpoint: where each user's rows of weights begin
 STEPS = b"steps of the layer"  # in the journal
 
 
@@ -293,7 +292,6 @@ class UsersClient(NumPyClient):
 
     actions: tuple[str, ...] = ("finish",)
     settings_key = "user-settings"  # in Context.state, from enrolment until the run is over
-    state_name = "node-client"  # in Context.state, for what users have learnt
     copies = False  # whether a message that fails costs nothing
 
     def __init__(
@@ -305,6 +303,7 @@ class UsersClient(NumPyClient):
         device: str = "cpu",
         checkpoint_dir: Path | None = None,
         outputs: ClientOutputs | None = None,
+        rows: Path | None = None,
     ) -> None:
         if x.shape[0] != users.numel() or users.numel() == 0:
             raise ValueError(f"x has {x.shape[0]} rows for {users.numel()} users; give one each")
@@ -312,8 +311,8 @@ class UsersClient(NumPyClient):
         self.users, self.context = users.long().cpu(), context
         self.outputs = outputs or ClientOutputs(context)
         self._x, self._device = x, resolve_device(device)
-        places = self.state_name, self.users, checkpoint_dir, self._made
-        self._state: CohortState[Any] = CohortState(context, *places, copies=self.copies)
+        places = self.users, checkpoint_dir, self._made
+        self._state = CohortState[Any](context, *places, copies=self.copies, rows=rows)
 
     @property
     def settings(self) -> UserSettings:
@@ -342,9 +341,7 @@ class UsersClient(NumPyClient):
 
     def _made(self, tensors: Tensors | None) -> tuple[Cohort, Tensors]:
         cohort = self._new()
-        held = cohort.start() if tensors is None else tensors
-        held.pop(ROWS, None)  # of a checkpoint
-        cohort.hold(held)
+        cohort.hold(cohort.start() if tensors is None else tensors)
         return cohort, cohort.kept
 
     def _packed(self) -> ActiveRows:
@@ -410,7 +407,7 @@ class NodeClient(UsersClient):
             more["device"] = "cpu"  # what is read from the disk changes there
             if state_key(context) is not None:
                 raise ValueError("rows_dir: not with state-key")
-        super().__init__(context, x, users, **more)
+        super().__init__(context, x, users, rows=self._file, **more)
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         request = RelayRequest.from_numpy(parameters, config)
@@ -420,7 +417,7 @@ class NodeClient(UsersClient):
                 total, count = cohort.weight_sum(users)
                 reply.weight_sum, reply.holders = total.cpu().numpy(), count.cpu().numpy()
         if request.checkpoint:
-            reply.not_saved = self._save(request.server_round, request.run)
+            reply.not_saved = self._state.save(request.server_round, request.run)
         return reply.to_numpy(request.users.size)
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
@@ -458,47 +455,29 @@ class NodeClient(UsersClient):
                 cohort.step(place[fresh], gradient, request.rate)
             yield cohort, place
 
-    def _save(self, server_round: int, run: str) -> str:
-        """Write a checkpoint, with the start of each user's rows of weights."""
-        if self._file is None:
-            return self._state.save(server_round, run, {ROWS: self._state.look().rows.ptr.cpu()})
-        try:
-            row_file.copy(self._file, self._state.rows_at(server_round, run))
-        except OSError as error:
-            return f"its users' rows cannot be copied: {error.strerror}"
-        return self._state.save(server_round, run)
-
     def _restore(self, question: EnrolmentRequest) -> None:
         """Go on from a checkpoint; if users have changed, take the part of the users here."""
         before, resume = question.before, question.resume
-        if self._file is not None and self._state.is_due(resume):
-            if before is not None:
-                raise ValueError("rows_dir: not where users come and go")
-            try:
-                row_file.copy(self._state.rows_at(resume.server_round, resume.run), self._file)
-            except OSError as error:
-                raise CheckpointError(f"its users' rows are not here: {error.strerror}") from error
 
         def adopt(saved: Tensors, numbers: Tensor) -> Tensors | None:
-            if before is None or not torch.isin(self.users[self.users < before], numbers).all():
+            here = None if before is None or self._file else self.users[self.users < before]
+            if here is None or not torch.isin(here, numbers).all():
                 return None
             self._state.drop()  # what a run that was stopped left in this process is of others
             cohort = self._new()
-            result, ptr = cohort.start(), cohort.rows.ptr.cpu()
+            result, ptr = cohort.start(), (cohort.rows.ptr.cpu(), saved.pop(ROWS))
             both = np.intersect1d(self.users.numpy(), numbers.numpy(), return_indices=True)[1:]
             users = [torch.from_numpy(place) for place in both]
-            rows = [
-                row_entries(p, one)[1] for p, one in zip((ptr, saved[ROWS]), users, strict=True)
-            ]
-            for name, tensor in result.items():
+            rows = [row_entries(p, one)[1] for p, one in zip(ptr, users, strict=True)]
+            for name, tensor in saved.items():
                 here, there = rows if name in ADAM_TENSORS else users
-                tensor[here] = saved[name][there]
+                result[name][here] = tensor[there]
             return result
 
         is_restored = self._state.restore(resume, adopt)
         # The file that was read may have users that have left.
         changes = is_restored and before is not None
-        if changes and (why := self._save(resume.server_round, resume.run)):
+        if changes and (why := self._state.save(resume.server_round, resume.run)):
             raise CheckpointError(why)
 
     def _new(self) -> LinearCohort:
@@ -528,7 +507,7 @@ class CommonLayerClient(UsersClient, MaskingClient):
     """
 
     actions: tuple[str, ...] = ("finish", "add_up", "copy_layer")
-    state_name, copies = "common-layer", True
+    copies = True
 
     # Any: arguments are those of its parent
     def __init__(

@@ -29,6 +29,7 @@ Tensors = dict[str, Tensor]
 # What Adam changes, by its name in a cohort's state
 ADAM_TENSORS = ("weight", "exp-avg", "exp-avg-sq")
 AT_A_TIME = 1 << 14  # users whose rows are read from a file at a time
+ROWS = "rows"  # where each user's rows of weights begin, for a run that goes on with other users
 STEP, ROUND = "step", "round"  # steps taken; of the common layer: round of the last step
 # Per user: the last round whose gradient was applied, and whose averaged weights were taken over.
 # A message that comes twice, because its reply was lost, is applied once.
@@ -110,6 +111,7 @@ class LinearCohort(Cohort):
     def start(self) -> Tensors:
         shared = self.first()
         tensors = self._counts() | unmoved(shared.index_select(0, self.rows.feature.cpu()))
+        tensors[ROWS] = self.rows.ptr
         if self.settings.average_over == "all":  # the rows that users do not store
             tensors |= unmoved(shared, "inactive-")
         return tensors

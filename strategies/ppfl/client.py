@@ -549,8 +549,7 @@ class PublicNodeClient(NumPyClient):
         self.public = {number: member.public for number, member in self.members.items()}
         self.outputs = outputs or ClientOutputs(context)
         self._make = models or partial(SingleModels, members)
-        places = "public-node-client", numbers, checkpoint_dir
-        self._state = CohortState[LearntState](context, *places, self._made)
+        self._state = CohortState[LearntState](context, numbers, checkpoint_dir, self._made)
 
     def get_properties(self, config: Config) -> Config:
         if config.get(CHECKPOINT, False):

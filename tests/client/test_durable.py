@@ -194,7 +194,7 @@ def test_state_in_memory_is_not_encrypted_and_that_is_refused(where: str, tmp_pa
     assert adaptor.RECORD not in context.state
     context = context_of(where, **{"state-key": key_file(tmp_path)})
     for use in (
-        lambda: CohortState(context, "client", [0], tmp_path, lambda found: (0, found or {})),
+        lambda: CohortState(context, [0], tmp_path, lambda found: (0, found or {})),
         lambda: keep_state(Message(RecordDict(), 3, "train"), context, lambda *_: pytest.fail()),
     ):
         with pytest.raises(ConfigError, match="memory"):

@@ -18,7 +18,6 @@ from flower_graph.client.state import SMALL_BYTES, CohortState, Tensors, forget_
 from flower_graph.errors import StateLostError
 from flower_graph.storage.files import IN_PROCESS
 
-NAME = "test-client"
 RUNS = itertools.count(secrets.randbits(40))  # other tests may run on this machine
 LARGE = SMALL_BYTES // 4 + 16  # float32 numbers, just above the limit
 
@@ -52,7 +51,7 @@ def cohort_of(context: Context, begun: Tensors | None = None) -> CohortState[Ten
     copies = context.node_config.get("state-dir") != IN_PROCESS
     made = begun or {}
     return CohortState(
-        context, NAME, [0], None, lambda found: (found or made, found or made), copies=copies
+        context, [0], None, lambda found: (found or made, found or made), copies=copies
     )
 
 
@@ -151,7 +150,7 @@ def test_drop_removes_everything(run_id: int, place: Path):
         start(context, some(LARGE))
     assert place.stat().st_mode & 0o077 == 0, "other users can read it"
     cohort_of(contexts[0]).drop()
-    assert files(place) == [f"{NAME}-node-2.safetensors"], "the neighbour's file stays"
+    assert files(place) == ["clients-node-2.safetensors"], "the neighbour's file stays"
     assert not contexts[0].state
     assert cohort_of(contexts[0]).version == 0
     cohort_of(contexts[1]).drop()

@@ -9,7 +9,7 @@ from flwr.app import Context, RecordDict
 from safetensors.torch import save_file
 
 from flower_graph.client.state import CohortState
-from flower_graph.errors import CheckpointError
+from flower_graph.errors import CheckpointError, MalformedReplyError
 from flower_graph.storage import checkpoint
 from flower_graph.wire.codec import Resume
 
@@ -89,7 +89,7 @@ def test_a_client_keeps_its_own_last_three_rounds(tmp_path: Path):
     configs = [{"partition-id": k, "state-dir": str(tmp_path)} for k in range(2)]
     contexts = [Context(1, 2, config, RecordDict(), {}) for config in configs]  # type: ignore[arg-type]
     one, other = (
-        CohortState(context, "c", [0], None, lambda a: (a or {"a": torch.ones(1)},) * 2)
+        CohortState(context, [0], None, lambda a: (a or {"a": torch.ones(1)},) * 2)
         for context in contexts
     )
     assert other.save(1, RUN) == ""
@@ -98,5 +98,6 @@ def test_a_client_keeps_its_own_last_three_rounds(tmp_path: Path):
     assert len([*(tmp_path / "checkpoints" / RUN).rglob("client-0.safetensors")]) == 3
     for cohort, server_round in ((other, 1), (one, 3)):
         assert cohort.restore(Resume(RUN, server_round, "x"))
-    with pytest.raises(CheckpointError, match="32 hexadecimal"):
-        one.save(1, "../../elsewhere")
+    for run in ("../../elsewhere", f"{RUN}0", RUN.upper()):
+        with pytest.raises(MalformedReplyError, match="32 hexadecimal"):
+            one.save_asked({"server-round": 1, "run-token": run})
