@@ -222,8 +222,7 @@ def _type(field: Field) -> str:
         return f"list of {'int' if field.whole else 'float'}"
     kind = getattr(field, "dtype", field.type)
     shape = getattr(field, "shape", "")
-    sizes = shape if type(field).__name__ == "Ragged" else ", ".join(shape.split())
-    return f"{kind} `[{sizes}]`" if shape else kind
+    return f"{kind} `[{', '.join(shape.split())}]`" if shape else kind
 
 
 def _cells(field: Field, way: str, is_query: bool) -> tuple[str, str, str, str]:

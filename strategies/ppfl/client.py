@@ -18,10 +18,10 @@ import hashlib
 import math
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -46,10 +46,11 @@ from flower_graph.strategies.ppfl.config import CLASSIFIERS, JUDGED, PRECISIONS
 from flower_graph.strategies.ppfl.evaluation import GraphJudge
 from flower_graph.strategies.ppfl.modules import Asked, GATCohort
 from flower_graph.wire import keys
-from flower_graph.wire.arrays import Answer, Config, Parameters, pack_integers, unpack_integers
+from flower_graph.wire.arrays import Answer, Config, Parameters, pack_integers
 from flower_graph.wire.codec import (
     Block,
     Bytes,
+    Exact,
     Field,
     Flag,
     Handled,
@@ -93,54 +94,38 @@ RING_SIZE: dict[str, Any] = {"limit": 32.0, "resolution": 2.0**-16}
 MISSING, COLLUDING = 3, 1  # tenths
 
 
-@dataclass(frozen=True)
-class Ragged(Field[Sequence[IntArray]]):
-    """Whole numbers of several clients, concatenated; split by how many each client has."""
+class HeldNodes(Message):
+    """Clients, and the ids of the public nodes that each of them holds."""
 
-    empty = b""
-    type = "bytes (int64)"
-    # The entry that has these counts; without one the reader knows them as ``sizes``
-    pointer: Numbers | None = None
+    clients: Annotated[list[int], Numbers(whole=True)]  # whose the nodes are
+    rows: Annotated[list[int], Numbers(whole=True)]  # public nodes of each
+    nodes: Annotated[IntArray, Exact(shape="n")]  # their ids, one client's after the other's
 
-    def write(self, value: Sequence[IntArray], to: Writing) -> None:
-        if self.pointer is not None:
-            self.pointer.write([int(part.size) for part in value], to)
-        super().write(value, to)
+    @classmethod
+    def of_clients(cls, held: Held, *more: Any) -> Self:  # more: the other fields
+        sizes = [ids.size for ids in held.values()]
+        return cls([*held], sizes, np.concatenate([NOT_TOLD[0], *held.values()]), *more)
 
-    def encode(self, value: Sequence[IntArray]) -> bytes:
-        return pack_integers(np.concatenate(value))
+    @property
+    def held(self) -> Held:
+        return dict(zip(self.clients, split_rows(self.nodes, self.rows), strict=True))
 
-    def decode(self, value: object, name: str, reading: Reading) -> Sequence[IntArray]:
-        at = self.pointer
-        sizes = reading.known["sizes"] if at is None else at.read(name, reading)
-        numbers = unpack_integers(value, self.key)
-        if numbers.size != sum(sizes) or min(sizes, default=0) < 0:
-            raise self.refuse(f"parts of {brief(sizes)}", f"{numbers.size} numbers")
-        return split_rows(numbers, sizes)
+    def check(self, known: Known) -> None:
+        if self.nodes.size != sum(self.rows) or min(self.rows, default=0) < 0:
+            why = f"{self.nodes.size} ids, but {keys.ROWS} {brief(self.rows)}"
+            raise MalformedReplyError(f"nodes: {why}")
 
 
-def held_nodes(prefix: str = "") -> Ragged:
-    """Declare the ids of clients' public nodes, one list after the other."""
-    counts = Numbers(f"{prefix}{keys.ROWS}", "public nodes of each", whole=True)
-    return Ragged(f"{prefix}nodes", "their ids", shape="sum of rows", pointer=counts)
+class EmbeddingEnrolment(HeldNodes, up="query"):
+    """Client to server: its clients, at most 4096, and their public nodes."""
 
-
-class EmbeddingEnrolment(Message, up="query"):
-    """Client to server: its clients, and their public nodes."""
-
-    # at most 4096
-    clients: Annotated[list[int], Numbers(keys.CLIENTS, whole=True)]
-    nodes: Annotated[list[IntArray], held_nodes()]  # of each client [p]
     dimension: Annotated[int, Whole(least=1, most=MAX_DIMENSION)]  # numbers of an embedding
     handled: Handled = None
     # of clients and ids (Ed25519)
     signature: Annotated[Bytes | None, Block("claim-signature", shape="64")] = None
 
-    @property
-    def held(self) -> Held:
-        return dict(zip(self.clients, self.nodes, strict=True))
-
     def check(self, known: Known) -> None:
+        super().check(known)
         is_several = 0 < len(self.held) == len(self.clients) <= MOST_CLIENTS
         if not is_several or min(self.clients) < 0:
             why = f"not at most {MOST_CLIENTS} different numbers >= 0"
@@ -150,44 +135,28 @@ class EmbeddingEnrolment(Message, up="query"):
                 raise MalformedReplyError(f"client {client}: {ids.size} nodes, not all different")
 
 
-@dataclass(frozen=True)
-class Rows(Tensor):
-    """Rows of all clients, concatenated, and an entry that marks the clients that have rows."""
+def joined(
+    parts: Sequence[FloatArray | None], nodes: Sequence[IntArray], dimension: int
+) -> tuple[list[int], FloatArray]:
+    """Return which clients have rows, and all rows ``[n, d]``: zeros of a client without any."""
+    # So both directions have one shape: Flower's ``LocalDpMod`` works on the difference.
+    zeros = [np.zeros((ids.size, dimension), np.float32) for ids in nodes]
+    rows = [z if x is None else x for x, z in zip(parts, zeros, strict=True)]
+    return [int(x is not None) for x in parts], np.concatenate(rows)
 
-    shape: str = "n d"
-    marks: ClassVar = Numbers(
-        keys.WITH_TARGETS, "1 for each client whose rows count, else 0", whole=True
-    )
-    type = "float32 `[rows, d]`"
 
-    # Any: each client's rows, or None
-    def write(self, value: Any, to: Writing) -> None:
-        """Write the rows; zeros for a client without, so that the answer has the same shape."""
-        # Flower's ``LocalDpMod`` works on the difference of the two.
-        self.marks.write([int(part is not None) for part in value], to)
-        asked: PublicRequest = getattr(to.message, "request", to.message)
-        if asked.wants_embeddings:
-            zeros = [np.zeros((ids.size, asked.dimension), np.float32) for ids in asked.nodes]
-            parts = zip(value, zeros, strict=True)
-            to.arrays[self.key] = np.concatenate([z if x is None else x for x, z in parts])
+def parted(
+    rows: FloatArray | None, marks: Sequence[int], nodes: Sequence[IntArray]
+) -> list[FloatArray | None]:
+    """Undo ``joined``; without rows no client has any."""
+    if rows is None:
+        return [None] * len(nodes)
+    parts = split_rows(rows.astype(np.float32), [ids.size for ids in nodes])
+    return [part if mark else None for part, mark in zip(parts, marks, strict=True)]
 
-    def read(self, name: str, reading: Reading) -> object:
-        request, marks = reading.known.get("request"), self.marks.read(name, reading)
-        if request is None:
-            clients, public = reading.values["clients"], reading.known["public"]
-            if strange := set(clients) - public.keys():
-                raise ValueError(f"clients {brief(sorted(strange))} are not hosted here")
-            reading.values["nodes"] = [public[client] for client in clients]
-        asked: Known = reading.values if request is None else vars(request)
-        sizes = [ids.size for ids in asked["nodes"]]
-        if not asked["wants_embeddings"]:
-            return [None] * len(sizes)
-        reading.sizes["n"] = sum(sizes)
-        rows: Any = super().read(name, reading)
-        if request is None:
-            reading.values["dimension"] = rows.shape[1]
-        parts = split_rows(rows.astype(np.float32), sizes)
-        return [part if mark else None for part, mark in zip(parts, marks, strict=True)]
+
+MARKS = Numbers(keys.WITH_TARGETS, "1 for each client whose rows count, else 0", whole=True)
+PUBLIC = Tensor("arrays/public", shape="n d", when="wants_embeddings")
 
 
 class PublicRequest(Message, down="train"):
@@ -197,9 +166,10 @@ class PublicRequest(Message, down="train"):
     # The clients that are asked, all at one SuperNode
     clients: Annotated[list[int], Numbers(keys.CLIENTS, whole=True)]  # who is asked
     nodes: list[IntArray]  # ids of each client's public nodes, which both sides know
+    dimension: int  # numbers of an embedding
+    marks: Annotated[list[int], MARKS]
     # means of public nodes; in the secure form the common mean
-    targets: Annotated[list[FloatArray | None], Rows("arrays/public")]
-    dimension: int = 0  # numbers of an embedding
+    targets: Annotated[FloatArray | None, PUBLIC] = None
     is_last: Annotated[bool, Flag(keys.IS_LAST)] = False  # whether no round follows
     # false where clients train alone; then no array travels
     wants_embeddings: Annotated[bool, Flag()] = True
@@ -208,6 +178,15 @@ class PublicRequest(Message, down="train"):
     saves: Saves = False
     run: Token = ""  # if they are to save
     counting: Counting = ""
+
+    @property
+    def sizes(self) -> list[int]:
+        return [ids.size for ids in self.nodes]
+
+    @property
+    def means(self) -> list[FloatArray | None]:
+        """The means of each client, ``[p, d]``."""
+        return parted(self.targets, self.marks, self.nodes)
 
 
 @dataclass(frozen=True)
@@ -234,12 +213,13 @@ class PublicReply(Message, up="train"):
     """Client to server: embeddings of public nodes, and what the clients measured."""
 
     request: PublicRequest  # that it answers; the server knows it
-    # embeddings, in the same order. Not in the secure form
-    embeddings: Annotated[list[FloatArray | None], Rows("arrays/public")]
+    marks: Annotated[list[int], MARKS]
     # Its model's own loss
     loss: Annotated[list[float], Numbers(keys.LOSS)]  # of each client
     # of each: mean of 1 − cos of embeddings and means; NaN without
     disagreement: Annotated[list[float], Numbers()]
+    # embeddings, in the same order. Not in the secure form
+    rows: Annotated[FloatArray | None, PUBLIC] = None
     # `judged-val`, `judged-test`, …, of each client or NaN
     judged: Annotated[dict[str, list[float]], Judged(f"{keys.MEASURED}*")] = field(
         default_factory=dict
@@ -250,15 +230,16 @@ class PublicReply(Message, up="train"):
     counts: Counted = None
 
     @property
-    def examples(self) -> int:
-        return max(1, sum(part.size for part in self.request.nodes))
+    def embeddings(self) -> list[FloatArray | None]:
+        """The embeddings of each client, ``[p, d]``."""
+        return parted(self.rows, self.marks, self.request.nodes)
 
     @classmethod
     def answering(
         cls, request: PublicRequest, content: RecordDict, classes: int = 0
     ) -> PublicReply:
-        asked = {"request": request, "classes": classes, "counting": request.counting}
-        return cls.read(content, c=len(request.clients), d=request.dimension, **asked)
+        sizes = {"c": len(request.clients), "n": sum(request.sizes), "d": request.dimension}
+        return cls.read(content, request=request, classes=classes, **sizes, **vars(request))
 
     def check(self, known: Known) -> None:
         for name, most in ((keys.LOSS, keys.MAX_NUMBER), ("disagreement", 2.001)):
@@ -272,7 +253,7 @@ class SumOrder(Message, down="train"):
     """Server to client, with a ``PublicRequest`` whose targets are rows of the common mean."""
 
     # place of each public node in the sum; −1: it is not in it
-    slots: Annotated[list[NDArray[np.int64]], Ragged(shape="rows")]
+    slots: Annotated[IntArray, Exact(shape="n")]
     seed: Annotated[int, Whole(keys.SEED)]  # of the points that all turn to first
     # whether the common mean may be learnt from; else only turned to
     is_target: Annotated[bool, Flag()]
@@ -325,23 +306,19 @@ def claim_parts(run_id: int, held: Held) -> list[bytes]:
     return [b"public-nodes", struct.pack("<Q", run_id), pack_integers(clients), *nodes]
 
 
-class Claims(Message, down="train"):
+class Claims(HeldNodes, down="train", prefix="claim-"):
     """Server to client, with a ``SumOrder``: what all SuperNodes of the sums have signed."""
 
-    clients: Annotated[list[int], Numbers("claim-clients", whole=True)]  # of all these SuperNodes
-    nodes: Annotated[list[IntArray], held_nodes("claim-")]
     # of each SuperNode
-    signatures: Annotated[Bytes, Block("claim-signatures", shape=f"a {SIGNATURE_BYTES}")]
+    signatures: Annotated[Bytes, Block(shape=f"a {SIGNATURE_BYTES}")]
     # SHA-256 of each row of the common mean; missing if there is none yet
-    means: Annotated[Bytes, Block("claim-means", shape=f"u {DIGEST}")] = field(
-        default_factory=lambda: NOT_TOLD[1]
-    )
+    means: Annotated[Bytes, Block(shape=f"u {DIGEST}")] = field(default_factory=lambda: NOT_TOLD[1])
 
     @classmethod
     def of(cls, answers: Iterable[EmbeddingEnrolment]) -> Claims:
         every = {client: nodes for one in answers for client, nodes in one.held.items()}
         signed = [one.signature.tobytes() for one in answers if one.signature is not None]
-        return cls(list(every), list(every.values()), rows_of(signed, -1, SIGNATURE_BYTES))
+        return cls.of_clients(every, rows_of(signed, -1, SIGNATURE_BYTES))
 
     def check_mean(self, mean: FloatArray | None, slots: IntArray) -> None:
         """Refuse means for a client, ``[p, d]``, that differ from the means shown to all."""
@@ -362,7 +339,7 @@ class Claims(Message, down="train"):
         least: int = LEAST_HOLDERS,
     ) -> IntArray:
         """Compute the nodes of these parties' sum; refuse claims that would hide less."""
-        count, every = len(parties), dict(zip(self.clients, self.nodes, strict=True))
+        count, every = len(parties), self.held
         missing, colluding = count - trust.minimum, int(trust.corrupt * count)
         if missing > MISSING * count // 10 or colluding > COLLUDING * count // 10:
             raise RefusedError(
@@ -546,6 +523,7 @@ class PublicNodeClient(NumPyClient):
             given = f"client numbers {brief(numbers)}, dimensions {brief(sorted(dimensions))}"
             raise ValueError(f"members: {given}; allowed are different numbers, one dimension")
         self.context, self.members = context, dict(zip(numbers, members, strict=True))
+        (self.dimension,) = dimensions
         self.public = {number: member.public for number, member in self.members.items()}
         self.outputs = outputs or ClientOutputs(context)
         self._make = models or partial(SingleModels, members)
@@ -559,15 +537,19 @@ class PublicNodeClient(NumPyClient):
 
     def enrolment(self) -> EmbeddingEnrolment:
         self.context.state[NODES] = ConfigRecord({NODES: self._digest()})
-        dimension, handled = next(iter(self.members.values())).dimension, self._state.processed()
-        return EmbeddingEnrolment(list(self.public), [*self.public.values()], dimension, handled)
+        return EmbeddingEnrolment.of_clients(self.public, self.dimension, self._state.processed())
 
     def asked(self, parameters: Parameters, config: Config) -> PublicRequest:
         """Read a request; refuse it if the public nodes have changed since the enrolment."""
         enrolled = self.context.state.config_records.get(NODES)
         if enrolled is not None and enrolled[NODES] != self._digest():
             raise RefusedError("public nodes: other ids, or another order, than at the enrolment")
-        return PublicRequest.from_numpy(parameters, config, public=self.public)
+        about: dict[str, Any] = {"nodes": [], "dimension": self.dimension}
+        request = PublicRequest.from_numpy(parameters, config, **about)
+        if strange := set(request.clients) - self.public.keys():
+            raise ValueError(f"clients {brief(sorted(strange))} are not hosted here")
+        request.nodes = [self.public[client] for client in request.clients]
+        return request
 
     def _digest(self) -> bytes:
         return hashlib.sha256(framed(*claim_parts(0, self.public))).digest()
@@ -575,7 +557,7 @@ class PublicNodeClient(NumPyClient):
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         request = self.asked(parameters, config)
         with self._state.opened(follows=request.follows) as held:
-            reply = self.trained(held, request, request.targets)
+            reply = self.trained(held, request, request.means)
         return self.saved(reply).to_numpy()
 
     def saved(self, reply: PublicReply) -> PublicReply:
@@ -610,7 +592,8 @@ class PublicNodeClient(NumPyClient):
                 raise ValueError(f"client {member.number}: {why}")
         losses = held.models.train(given, request.server_round)
         outputs = held.models.outputs(request.clients)
-        reply, judged, counts = PublicReply(request, [], [], []), list[Mapping[str, float]](), []
+        reply, parts = PublicReply(request, [], [], []), list[FloatArray | None]()
+        judged, counts = list[Mapping[str, float]](), []
         for member, means in zip(members, targets, strict=True):
             rows, judge = outputs[member.number][0], member.judge
             if rows.shape != (shape := (member.nodes.size, member.dimension)):
@@ -620,12 +603,14 @@ class PublicNodeClient(NumPyClient):
             is_usable &= np.abs(shared).max() <= MAX_NUMBER
             reply.loss.append(losses[member.number])
             reply.disagreement.append(disagreement(shared, means))
-            reply.embeddings.append(shared if is_usable else None)
+            parts.append(shared if is_usable else None)
             if not is_usable:
                 reply.left_out[member.number], judge = UNUSABLE, None
             when = request.server_round, request.is_last
             judged.append({} if judge is None else judge(rows, *when))
             counts += [judge.counts] if isinstance(judge, GraphJudge) else []
+        reply.marks, every = joined(parts, request.nodes, self.dimension)
+        reply.rows = every if request.wants_embeddings else None
         names = dict.fromkeys(name for one in judged for name in one)
         reply.judged = {name: [one.get(name, math.nan) for one in judged] for name in names}
         reply.counts = added(counts) if request.counting else None
@@ -721,11 +706,11 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Rotate the mean back, train, embed, measure, rotate and mask (steps 2 to 4)."""
         request = self.asked(parameters, config)
-        order = SumOrder.from_config(config, sizes=[ids.size for ids in request.nodes])
+        order = SumOrder.from_config(config, n=sum(request.sizes))
         self.keys()  # before anything is trained: without keys there is no round
         layout, ring = self._layout(request, order, config), Ring.from_config(config)
         with self._state.opened(follows=request.follows) as held:
-            means = zip(request.clients, request.targets, strict=True)
+            means = zip(request.clients, request.means, strict=True)
             targets = [self._own_space(held, *one) if order.is_target else None for one in means]
             reply = self.trained(held, request, targets)
             counts, reply.counts = reply.counts, None
@@ -743,14 +728,14 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             }
             # The same embeddings with another rotation are the same state.
             state = [one for one in reply.embeddings if one is not None]
+            reply.rows = None  # only their sum leaves
             masked, entries = self.masked(config, vectors, MEANS, layout, state)
             for client, turn in turns.items():
                 held.turns[turn_of(client)].copy_(torch.from_numpy(turn))
         if self.trust is not None and masked.left_out:
             # A missing client may leave others alone in the sum, and means may push a client out.
             raise RefusedError("a client here cannot be in the sum: its SuperNode sends nothing")
-        self.saved(reply).request = replace(request, wants_embeddings=False)
-        _, weight, metrics = reply.to_numpy()
+        _, weight, metrics = self.saved(reply).to_numpy()
         return [masked.total], weight, metrics | entries
 
     def _layout(self, request: PublicRequest, order: SumOrder, config: Config) -> bytes:
@@ -762,7 +747,8 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             raise StateLostError("no epoch has begun under this version of the registry")
         run, parties = self.context.run_id, epoch.parties.tolist()
         nodes = claims.agreed(self.trust, run, parties, self.public, self._least)
-        for ids, slots, mean in zip(request.nodes, order.slots, request.targets, strict=True):
+        slots_of = split_rows(order.slots, request.sizes)
+        for ids, slots, mean in zip(request.nodes, slots_of, request.means, strict=True):
             if not np.array_equal(slots, find_slots(ids, nodes)):
                 raise RefusedError("the server orders public nodes otherwise than their holders")
             claims.check_mean(mean, slots)
@@ -815,7 +801,8 @@ def rotate(
     count, dimension = length // request.dimension, request.dimension
     start, near = first_points(order.seed, count, dimension), dict[int, Mapping[int, float]]()
     turns, vectors = dict[int, Floats](), dict[int, Floats]()
-    of_clients = request.clients, reply.embeddings, request.targets, order.slots
+    slots_of = split_rows(order.slots, request.sizes)
+    of_clients = request.clients, reply.embeddings, request.means, slots_of
     for client, x, mean, slots in zip(*of_clients, strict=True):
         here = slots != ABSENT
         chosen, turn, rows = slots[here], np.eye(dimension), np.zeros((count, dimension))

@@ -87,6 +87,7 @@ from flower_graph.strategies.ppfl.client import (
     fewest_holders,
     fewest_parties,
     find_slots,
+    joined,
 )
 from flower_graph.strategies.ppfl.config import (
     CONSENSUS,
@@ -222,13 +223,15 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         self, server_round: int, hosted: Sequence[int], clients: Sequence[int]
     ) -> PublicRequest:
         session, known = self.session, self.clients
-        saves = session.is_due(server_round)
+        saves, nodes = session.is_due(server_round), [known.ids[client] for client in clients]
+        marks, targets = joined(list(map(self.target, clients)), nodes, known.dimension)
         return PublicRequest(
             server_round,
             list(clients),
-            [known.ids[client] for client in clients],
-            [self.target(client) for client in clients],
+            nodes,
             known.dimension,
+            marks,
+            targets if self.wants_embeddings else None,
             wants_embeddings=self.wants_embeddings,
             is_last=server_round == session.rounds or session.stops_early(server_round),
             follows=not known.begun.keys().isdisjoint(hosted),
@@ -245,7 +248,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
 
     def reply_bytes(self, numbers: int = 0) -> int:
         asked = self.requests.values()
-        rows = [sum(ids.size for ids in one.nodes) * one.dimension for one in asked]
+        rows = [sum(one.sizes) * one.dimension for one in asked]
         clients = max((len(one.clients) for one in asked), default=0)
         return reply_bytes(max(rows, default=0) + numbers + counts_size(*self.counted), clients)
 
@@ -293,7 +296,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         ]
         ledger = self.session.exchange.ledger
         for node, request in self.requests.items():
-            ledger.count("down", "means", sum(x.nbytes for x in request.targets if x is not None))
+            ledger.count("down", "means", sum(x.nbytes for x in request.means if x is not None))
             if node in self.answers:
                 ledger.count("up", *self.came(node))
         mean = defaultdict(lambda: math.nan, figures)
@@ -486,7 +489,7 @@ class SecureConsensus(ProcrustesAlignment):
         nodes, claims = self._nodes(self.sums.prepare(server_round, there))
         everyone = (client for local in there.values() for client in local)
         mean.choose(nodes, {client: known.ids[client] for client in everyone}, known.dimension)
-        order = SumOrder([], self.session.seed, mean.made >= LEARNT_FROM)
+        order = SumOrder(NOT_TOLD[0], self.session.seed, mean.made >= LEARNT_FROM)
         told, shown, measured = NOT_TOLD, {}, 0
         if claims is not None:
             claims.means = digests_of(mean.rows) if mean.made else claims.means
@@ -496,7 +499,7 @@ class SecureConsensus(ProcrustesAlignment):
         requests = {n: self.request(server_round, local, local) for n, local in there.items()}
         layout = order.meaning(*told, next(iter(requests.values())))
         entries = self.sums.requests(sum(self._parts), MEANS, layout)
-        slots = {n: [mean.slots[client] for client in local] for n, local in there.items()}
+        slots = {n: np.concatenate([mean.slots[c] for c in local]) for n, local in there.items()}
         self.entries = {
             n: entries[n] | replace(order, slots=slots[n]).to_config() | shown
             for n in there

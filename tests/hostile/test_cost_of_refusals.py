@@ -134,7 +134,7 @@ def test_who_is_there_has_a_limit() -> None:
     assert "at most" in refused(claim(61 * MB), ENROLMENT)
     allowed = claim(8 * MB)
     answer = cheap(lambda: EmbeddingEnrolment.read(allowed), 6 * 8 * MB)
-    assert answer.nodes[0].size == MB
+    assert answer.nodes.size == MB
 
 
 def test_one_supernode_fills_neither_log_nor_report(caplog: pytest.LogCaptureFixture) -> None:

@@ -50,8 +50,10 @@ VALUES: dict[type, dict[str, Any]] = {
     sage.Generators: {"rows": np.array([0, 2, 3]), "missing": np.array([1, 5, 2, 2, 1])},
     relay.EnrolmentReply: {"users": np.array([4, 0, 2]), "weight_shape": [3, 2]},
     relay.RelayReply: {"holders": np.array([0, 1, 2, 2])},
-    Claims: {"nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])]},
-    public.EmbeddingEnrolment: {"nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])]},
+    **{
+        kind: {"rows": [2, 1, 1], "nodes": np.array([7, 5, 5, 2**40])}
+        for kind in (public.HeldNodes, Claims, public.EmbeddingEnrolment)
+    },
     ego.EgoRequest: {
         "sums": ego.Sums(3, [5, 4], np.arange(6, dtype=np.uint32), np.arange(2, dtype=np.uint32)),
         "shares_model": True,
@@ -67,7 +69,6 @@ VALUES: dict[type, dict[str, Any]] = {
 KNOWN: dict[type, dict[str, Any]] = {
     MaskedReply: {"total": np.arange(3, dtype="<u8")},
     **{one: {"k": 2} for one in (UnmaskRequest, UnmaskReply)},
-    public.SumOrder: {"sizes": [2, 1]},
     relay.EnrolmentReply: {"num_nodes": 100},
     relay.RelayReply: {"p": 2, "h": 2, "f": 4, "w": 2, "send_weights": True},
     relay.LatentReply: {"p": 2, "m": 5, "h": 2, "trains": True, "measures": True},
@@ -115,6 +116,8 @@ def draw(field: Any, rng: np.random.Generator, sizes: dict[str, int]) -> Any:
             return float(rng.random())
         case codec.Flag():
             return bool(rng.integers(2))
+        case codec.RunToken():
+            return rng.bytes(16).hex()
         case codec.Word():
             return f"word {rng.integers(99)}"
         case codec.Raw():
@@ -128,8 +131,6 @@ def draw(field: Any, rng: np.random.Generator, sizes: dict[str, int]) -> Any:
             return rng.choice(100, shape, replace=False)
         case Sizes():
             return np.array([0, sizes["n"] - 2, 2])
-        case public.Ragged():
-            return [rng.integers(-9, 9, size) for size in (2, 1)]
         case Flags():
             return rng.random(shape) < 0.5
         case CountsField():
@@ -320,7 +321,7 @@ def test_every_array_of_a_reply_is_checked(kind: Any, field: Any, change: Any, w
 # What single messages check besides: parts that depend on one another ----------------------------
 
 RUN, POINTS = bytes(range(16)), np.zeros((48, 32), np.uint8)
-HELLO = public.EmbeddingEnrolment([3, 1], [np.array([7, 5]), np.array([5])], 2)
+HELLO = public.EmbeddingEnrolment.of_clients({3: np.array([7, 5]), 1: np.array([5])}, 2)
 ENROLLED = {"users": pack_integers(np.array([0, 1])), "weight-shape": [3, 2]}
 PAIR, KINDS = np.array([7, 2**40]), np.array([0, 1, 2, 1, 0, 0], np.uint8)
 UNMASKED = UnmaskReply(RUN, 7, KINDS, np.zeros((3, 33), np.uint8))
@@ -412,27 +413,21 @@ def test_holders_are_as_many_as_can_be_and_were_asked_for() -> None:
 
 # PPFL-GNN's messages, whose rows are of clients --------------------------------------------------
 
-REQUEST = public.PublicRequest(
-    4, [3, 1], HELLO.nodes, [np.array([[1.0, 2.0], [3.0, 4.0]], np.float32), None], 2, is_last=True
-)
-
-
-def test_a_request_for_other_nodes_or_clients_is_refused() -> None:
-    config = dict(REQUEST.to_record().config_records[keys.CONFIG])
-    known = {3: HELLO.nodes[0], 1: HELLO.nodes[1]}
-    for rows, nodes, why in ((3, {1: HELLO.nodes[1]}, r"clients \[3\]"), (4, known, r"\(4, 2\)")):
-        with pytest.raises(ValueError, match=why):
-            parameters = [np.zeros((rows, 2), np.float32)]
-            public.PublicRequest.from_numpy(parameters, config, public=nodes)
+NODES = [*HELLO.held.values()]
+MEANS = public.joined([np.array([[1.0, 2.0], [3.0, 4.0]], np.float32), None], NODES, 2)
+REQUEST = public.PublicRequest(4, [3, 1], NODES, 2, *MEANS, is_last=True)
 
 
 def test_who_is_left_out_is_named_and_never_read_as_zeros() -> None:
     rows = [np.full((2, 2), 0.5, np.float32), None]
     figures = [1.0, 2.0], [0.1, float("nan")], {"val": [0.6, 0.7]}
-    answer = public.PublicReply(REQUEST, [*rows], *figures, {1: public.UNUSABLE})
+    marks, every = public.joined(rows, NODES, 2)
+    answer = public.PublicReply(
+        REQUEST, marks, *figures[:2], every, figures[2], {1: public.UNUSABLE}
+    )
     found = public.PublicReply.answering(REQUEST, reply(answer))
     assert [rows is None for rows in found.embeddings] == [False, True]
     assert found.left_out == {1: public.UNUSABLE}
-    answer.embeddings[1] = np.array([[np.inf, 7.0]], np.float32)
+    every[2] = np.inf, 7.0
     with pytest.raises(MalformedReplyError, match="infinite"):
         public.PublicReply.answering(REQUEST, reply(answer))

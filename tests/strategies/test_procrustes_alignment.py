@@ -28,6 +28,7 @@ from flower_graph.strategies.ppfl.client import (
     PublicReply,
     PublicRequest,
     disagreement,
+    joined,
     public_rows,
 )
 from flower_graph.strategies.ppfl.method import (
@@ -188,9 +189,10 @@ def context(**config: Any) -> Context:
 def ask(host: PublicNodeClient, number: int, targets: Any = None, **more: Any) -> PublicReply:
     clients = list(host.members)
     nodes = [member.public for member in host.members.values()]
-    request = PublicRequest(number, clients, nodes, targets or [None] * len(clients), 3, **more)
+    means = joined(targets or [None] * len(clients), nodes, 3)
+    request = PublicRequest(number, clients, nodes, 3, *means, **more)
     with host._state.opened() as held:
-        return host.trained(held, request, request.targets)
+        return host.trained(held, request, request.means)
 
 
 def rows_of(reply: PublicReply, place: int = 0) -> FloatArray:
