@@ -158,12 +158,14 @@ class CohortState(Generic[T]):
             self.drop()
         return self.version
 
-    def drop(self) -> None:
+    def drop(self, *more: str) -> None:
+        """Forget what clients have learnt, and further records of the context's state."""
         vars(self._context).pop("live", None)
-        for record in (CLIENTS, RESUMED):
+        for record in (CLIENTS, RESUMED, *more):
             self._context.state.pop(record, None)
-        remove(self._file)
-        remove_empty(self._folder)
+        for file in filter(None, (self._file, self._rows)):  # of rows the checkpoints have copies
+            remove(file)
+            remove_empty(file.parent)
 
     # Checkpoints
 

@@ -34,7 +34,7 @@ from flower_graph.secure.parties.registry import SIGNATURE_BYTES, Registry, Trus
 from flower_graph.secure.ring import CHECKS, Ring, RingArray, SumPad
 from flower_graph.wire.codec import Block, Bytes, Flag, Message
 
-NAME = "common-key"  # in Context.state
+COMMON_KEY = "common-key"  # in Context.state
 CHECK_BYTES = 16
 PACKET_BYTES = KEY_BYTES + KEY_BYTES + TAG_BYTES  # a salt, and the sealed key
 NO_KEY = bytes(CHECK_BYTES)
@@ -80,9 +80,9 @@ class CommonKey:
 
     @property
     def public(self) -> Bytes:
-        if NAME not in self._state:
+        if COMMON_KEY not in self._state:
             private, public = new_key()
-            self._state[NAME] = ConfigRecord({"private": private, "public": public})
+            self._state[COMMON_KEY] = ConfigRecord({"private": private, "public": public})
         return np.frombuffer(self._entry("public"), np.uint8)
 
     @property
@@ -115,9 +115,6 @@ class CommonKey:
         (secret,) = agree(self._entry("private"), [one.sender.tobytes()])
         self._keep(_opened(secret, one.packet.tobytes()))
 
-    def drop(self) -> None:
-        self._state.pop(NAME, None)
-
     def seed(self) -> int:
         """Return a seed of generators that cannot be guessed without the key."""
         return int.from_bytes(self._derived(b"seed")[:8], "big") >> 1
@@ -148,13 +145,13 @@ class CommonKey:
         return derive(self._entry("key"), context(b"common key " + purpose, b""))
 
     def _entry(self, name: str) -> bytes:
-        value = self._state.config_records.get(NAME, ConfigRecord()).get(name)
+        value = self._state.config_records.get(COMMON_KEY, ConfigRecord()).get(name)
         if not isinstance(value, bytes):
-            raise StateLostError(f"{NAME}: there is no {name}")
+            raise StateLostError(f"{COMMON_KEY}: there is no {name}")
         return value
 
     def _keep(self, key: bytes) -> None:
-        self._state.config_records[NAME]["key"] = key
+        self._state.config_records[COMMON_KEY]["key"] = key
 
 
 def _sealed(secret: bytes, data: bytes) -> bytes:

@@ -381,9 +381,7 @@ class EgoNetworkClient(MaskingClient):
         return [], 1, {**self._state.save_asked(config)}
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
-        self._state.drop()
-        for name in (NAME, SUM_STATE):
-            self.context.state.pop(name, None)
+        self._state.drop(NAME, SUM_STATE)
         return [], 1, {}
 
     def snapshot(self) -> Snapshot:

@@ -34,6 +34,7 @@ from flower_graph.outputs.files import Snapshot
 from flower_graph.secure.channel import KEY_BYTES
 from flower_graph.secure.common_key import (
     CHECK_BYTES,
+    COMMON_KEY,
     SIGNED_KEY,
     CommonKey,
     KeyPacket,
@@ -44,7 +45,7 @@ from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.secure.ring import CHECKS, Ring, RingArray
 from flower_graph.secure.sum.client import MaskingClient
 from flower_graph.secure.sum.messages import RING, MaskRequest
-from flower_graph.storage.files import node_name, remove, remove_empty, state_key
+from flower_graph.storage.files import node_name, state_key
 from flower_graph.strategies.nfedgnn.users import (
     ADAM_TENSORS,
     AVERAGE_ROUND,
@@ -81,6 +82,7 @@ from flower_graph.wire.codec import Tensor as Entries
 from flower_graph.wire.keys import GRADIENT_ROUND, SERVER_ROUND, SUM_STATE, USERS
 
 STEPS = b"steps of the layer"  # in the journal
+SETTINGS_KEY = "user-settings"  # in Context.state, from enrolment until the run is over
 
 
 # Messages: latent vectors up, gradients down; weights or their sums both ways -------------------
@@ -291,7 +293,6 @@ class UsersClient(NumPyClient):
     """The users of one SuperNode, as the clients of all forms have them: ``NodeClient``."""
 
     actions: tuple[str, ...] = ("finish",)
-    settings_key = "user-settings"  # in Context.state, from enrolment until the run is over
     copies = False  # whether a message that fails costs nothing
 
     def __init__(
@@ -316,7 +317,7 @@ class UsersClient(NumPyClient):
 
     @property
     def settings(self) -> UserSettings:
-        kept = self.context.state.config_records.get(self.settings_key)
+        kept = self.context.state.config_records.get(SETTINGS_KEY)
         if kept is None:
             raise StateLostError("the settings of this run are not here")
         return UserSettings(**dict(kept))  # type: ignore[arg-type]
@@ -325,7 +326,7 @@ class UsersClient(NumPyClient):
         return self._enrol(EnrolmentRequest.from_config(config)).to_config()
 
     def _enrol(self, question: EnrolmentRequest) -> EnrolmentReply:
-        self.context.state[self.settings_key] = ConfigRecord(question.settings._asdict())
+        self.context.state[SETTINGS_KEY] = ConfigRecord(question.settings._asdict())
         if question.before is not None and int(self.users.min()) >= question.before:
             self._state.begin(question.resume)  # all have come since that checkpoint
         else:
@@ -346,10 +347,6 @@ class UsersClient(NumPyClient):
 
     def _packed(self) -> ActiveRows:
         return pack(self._x, bias=self.settings.bias).to(self._device)
-
-    def _forget(self) -> None:
-        self._state.drop()
-        self.context.state.pop(self.settings_key, None)
 
     def snapshot(self) -> Snapshot:
         return Snapshot(None, [self._state.look().models(self.users.tolist())])
@@ -424,10 +421,7 @@ class NodeClient(UsersClient):
         request = RelayRequest.from_numpy(parameters, config)
         with self._updated(request):
             pass
-        self._forget()
-        if self._file is not None:  # the checkpoints have copies
-            remove(self._file)
-            remove_empty(self._file.parent)
+        self._state.drop(SETTINGS_KEY)
         # Nothing more to tell; but mods such as LocalDpMod compare the shapes of both messages.
         zeros = np.zeros_like(request.gradient)
         return RelayReply(request.server_round, zeros).to_numpy(request.users.size)
@@ -631,10 +625,7 @@ class CommonLayerClient(UsersClient, MaskingClient):
         return CopyReply(layer.round, np.frombuffer(data, np.uint8).reshape(-1, 4)).to_numpy()
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
-        if self._key is not None:
-            self._key.drop()
-        self.context.state.pop(SUM_STATE, None)
-        self._forget()
+        self._state.drop(SETTINGS_KEY, SUM_STATE, COMMON_KEY)
         return [], self.users.numel(), {}
 
     def _enrol(self, question: EnrolmentRequest) -> EnrolmentReply:

@@ -27,9 +27,10 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from flower_graph.client.state import CohortState, Tensors, forms_of
+from flower_graph.client.state import CohortState, Tensors
 from flower_graph.errors import MalformedReplyError, RefusedError, StateLostError, brief
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
@@ -45,7 +46,7 @@ from flower_graph.secure.sum.client import MaskingClient
 from flower_graph.strategies.ppfl.config import CLASSIFIERS, JUDGED, PRECISIONS
 from flower_graph.strategies.ppfl.evaluation import GraphJudge
 from flower_graph.strategies.ppfl.modules import Asked, GATCohort
-from flower_graph.wire import keys
+from flower_graph.wire import codec, keys
 from flower_graph.wire.arrays import Answer, Config, Parameters, pack_integers
 from flower_graph.wire.codec import (
     Block,
@@ -62,7 +63,6 @@ from flower_graph.wire.codec import (
     Reasons,
     Resume,
     Saves,
-    Tensor,
     Token,
     Whole,
     Writing,
@@ -156,7 +156,7 @@ def parted(
 
 
 MARKS = Numbers(keys.WITH_TARGETS, "1 for each client whose rows count, else 0", whole=True)
-PUBLIC = Tensor("arrays/public", shape="n d", when="wants_embeddings")
+PUBLIC = codec.Tensor("arrays/public", shape="n d", when="wants_embeddings")
 
 
 class PublicRequest(Message, down="train"):
@@ -367,6 +367,7 @@ Floats = NDArray[np.float64]
 Judge = Callable[[FloatArray, int, bool], Mapping[str, float]]
 RUN = "public-run"  # in Context.state: the run of a SuperNode with a key of its own
 NODES = "public-nodes"  # in Context.state: a hash of the ids that it has enrolled with
+TURNS = "turns"  # key of the rotations among what is kept
 ROUNDS = b"public-rounds"  # in its journal
 
 
@@ -445,23 +446,17 @@ class SingleModels:
 
     def __init__(self, members: Iterable[EmbeddingClient], tensors: Tensors | None = None) -> None:
         self._models = {member.number: member.build() for member in members}
-        if tensors is not None:
-            for number, model in self._models.items():
-                if load := getattr(model, "load_state_dict", None):
-                    own = {n: v.clone() for n, v in tensors.items() if n.startswith(f"{number}.")}
-                    load({name.partition(".")[2]: value for name, value in own.items()})
-        self.tensors = self._copied() if tensors is None else tensors
+        for number, model in self._models.items():
+            if tensors is not None and hasattr(model, "load_state_dict"):
+                start = f"{number}."
+                own = {n: v.clone() for n, v in tensors.items() if n.startswith(start)}
+                model.load_state_dict({n.removeprefix(start): value for n, value in own.items()})
+        self.tensors = self._copied()
 
     def train(self, asked: Asked, server_round: int) -> dict[int, float]:
         each = asked.items()
         losses = {c: float(self._models[c].learn(*given, server_round)) for c, given in each}
-        result = self._copied()
-        was, now = forms_of(self.tensors), forms_of(result)
-        if was != now:
-            raise ValueError(
-                f"state_dict: was {was!s:.200}, is {now!s:.200}; names, shapes and types must stay"
-            )
-        for name, value in result.items():
+        for name, value in self._copied().items():
             self.tensors[name].copy_(value)
         return losses
 
@@ -486,7 +481,7 @@ class LearntState(NamedTuple):
     """What a SuperNode keeps from message to message."""
 
     models: Models
-    turns: Tensors  # ``W_i`` of each client in the secure form, by key; NaN before there is one
+    turns: Tensor  # [c, d, d] ``W_i`` in the secure form; NaN before a client has one
 
 
 class PublicNodeClient(NumPyClient):
@@ -549,6 +544,9 @@ class PublicNodeClient(NumPyClient):
         if strange := set(request.clients) - self.public.keys():
             raise ValueError(f"clients {brief(sorted(strange))} are not hosted here")
         request.nodes = [self.public[client] for client in request.clients]
+        means, shape = request.targets, (sum(request.sizes), self.dimension)
+        if means is not None and (means.shape != shape or not np.isfinite(means).all()):
+            raise ValueError(f"means {means.shape}: finite ones of {shape} are allowed")
         return request
 
     def _digest(self) -> bytes:
@@ -585,20 +583,14 @@ class PublicNodeClient(NumPyClient):
         """Train towards the means of public nodes; embed, and measure (steps 2 and 3)."""
         members = [self.members[client] for client in request.clients]
         given = {m.number: (m.rows, means) for m, means in zip(members, targets, strict=True)}
-        for member, means in zip(members, targets, strict=True):
-            shape = member.rows.size, member.dimension
-            if means is not None and (means.shape != shape or not np.isfinite(means).all()):
-                why = f"means {means.shape}: finite ones of {shape} are allowed"
-                raise ValueError(f"client {member.number}: {why}")
         losses = held.models.train(given, request.server_round)
         outputs = held.models.outputs(request.clients)
         reply, parts = PublicReply(request, [], [], []), list[FloatArray | None]()
         judged, counts = list[Mapping[str, float]](), []
         for member, means in zip(members, targets, strict=True):
             rows, judge = outputs[member.number][0], member.judge
-            if rows.shape != (shape := (member.nodes.size, member.dimension)):
-                why = f"its model embeds as {rows.shape}, expected {shape}"
-                raise ValueError(f"client {member.number}: {why}")
+            if rows.shape != (member.nodes.size, member.dimension):
+                raise ValueError(f"client {member.number}: its model embeds as {rows.shape}")
             shared, is_usable = rows[member.rows], np.isfinite(rows).all()
             is_usable &= np.abs(shared).max() <= MAX_NUMBER
             reply.loss.append(losses[member.number])
@@ -624,17 +616,11 @@ class PublicNodeClient(NumPyClient):
         return reply
 
     def _made(self, tensors: Tensors | None) -> tuple[LearntState, Tensors]:
-        own, turns = dict(tensors or {}), Tensors()
-        for number, member in self.members.items() if self.turns else ():
-            none = torch.full((member.dimension,) * 2, math.nan, dtype=torch.float64)
-            turns[turn_of(number)] = own.pop(turn_of(number), none)
+        own, size = dict(tensors or {}), self.dimension
+        none = torch.full((len(self.members), size, size), math.nan, dtype=torch.float64)
+        turns = own.pop(TURNS, none)
         models = self._make(None if tensors is None else own)
-        return LearntState(models, turns), models.tensors | turns
-
-
-def turn_of(client: int) -> str:
-    """Return the key of a client's rotation among what is kept."""
-    return f"turn-{client}"
+        return LearntState(models, turns), models.tensors | ({TURNS: turns} if self.turns else {})
 
 
 def disagreement(embeddings: FloatArray, targets: FloatArray | None) -> float:
@@ -710,8 +696,11 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
         self.keys()  # before anything is trained: without keys there is no round
         layout, ring = self._layout(request, order, config), Ring.from_config(config)
         with self._state.opened(follows=request.follows) as held:
-            means = zip(request.clients, request.means, strict=True)
-            targets = [self._own_space(held, *one) if order.is_target else None for one in means]
+            kept = dict(zip(self.members, held.turns.numpy(), strict=True))
+            targets = [
+                self._own_space(held, client, kept[client], mean) if order.is_target else None
+                for client, mean in zip(request.clients, request.means, strict=True)
+            ]
             reply = self.trained(held, request, targets)
             counts, reply.counts = reply.counts, None
             # Counts are in the sum with the first client's rows; a node is one step of the ring
@@ -731,7 +720,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             reply.rows = None  # only their sum leaves
             masked, entries = self.masked(config, vectors, MEANS, layout, state)
             for client, turn in turns.items():
-                held.turns[turn_of(client)].copy_(torch.from_numpy(turn))
+                kept[client][:] = turn
         if self.trust is not None and masked.left_out:
             # A missing client may leave others alone in the sum, and means may push a client out.
             raise RefusedError("a client here cannot be in the sum: its SuperNode sends nothing")
@@ -770,10 +759,9 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
         return str(record.get(RUN, ""))
 
     def _own_space(
-        self, held: LearntState, client: int, mean: FloatArray | None
+        self, held: LearntState, client: int, turn: Floats, mean: FloatArray | None
     ) -> FloatArray | None:
         """Rotate the common mean into a client's space; rows without a mean stay its own."""
-        turn = held.turns[turn_of(client)].numpy()
         if mean is None or np.isnan(turn).any():
             return None
         target: FloatArray = (mean @ turn.T).astype(np.float32)

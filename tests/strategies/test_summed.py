@@ -30,6 +30,7 @@ from flower_graph.secure.ring import CHECKS, Ring, SumPad, checks_of
 from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.storage.files import IN_PROCESS
 from flower_graph.strategies.nfedgnn.client import (
+    SETTINGS_KEY,
     Advance,
     EnrolmentRequest,
     GradientRequest,
@@ -97,7 +98,7 @@ class Summed(Outcome):
         self.reports.append(report)
         for context in self.grid.contexts.values():
             client = self.client(context)
-            if client.settings_key not in context.state:  # it has not enrolled yet
+            if SETTINGS_KEY not in context.state:  # it has not enrolled yet
                 continue
             copy: Any = client.copy_layer([], {})[2]["layer-copy"]
             if self.is_masked:
