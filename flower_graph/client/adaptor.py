@@ -213,11 +213,7 @@ def reply_slots(names: Any, incoming: list[tuple[str, str]], count: int) -> list
         is_one = len({record for record, _ in incoming}) == 1
         return [(keys.ARRAYS, key) for _, key in incoming] if is_one else incoming
     parts = [(name if "/" in name else f"{keys.ARRAYS}/{name}").partition("/") for name in names]
-    slots = [(record, key) for record, _, key in parts]
-    are_bad = isinstance(names, str) or not len(set(slots)) == len(slots) == count
-    if are_bad or any(r in ("", keys.METRICS, keys.CONFIG) or not key for r, key in slots):
-        raise ValueError(f"metrics[{keys.ARRAY_NAMES!r}] must name {count} arrays, got {names!r}")
-    return slots
+    return [(record, key) for record, _, key in parts]
 
 
 def metric_records(fixed: dict[str, Any], metrics: Mapping[str, object]) -> dict[str, Any]:

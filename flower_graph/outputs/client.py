@@ -98,20 +98,9 @@ class FigureLog:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def add(
-        self,
-        server_round: int,
-        clients: object,
-        *,
-        loss: object,
-        accuracy: object,
-        nodes: object,
-        traffic: tuple[float, float] = (0.0, 0.0),
-    ) -> None:
-        """Append a round's figures; ``traffic``: each client's bytes since its last row."""
-        shares = np.asarray(accuracy, np.float64)
-        rows = np.zeros(len(shares), ROW)
-        columns = [server_round, clients, nodes, loss, *shares.T, *traffic]
+    def add(self, *columns: Any) -> None:  # numbers, or arrays of them
+        """Append a round's rows: columns as in ``ROW``, or what all rows have."""
+        rows = np.zeros(np.size(columns[1]), ROW)
         for name, values in zip(ROW.names or (), columns, strict=True):
             rows[name] = values
         with append(self._path, 0o600) as file:
@@ -329,12 +318,11 @@ class ClientOutputs:
         where a client has none.
         """
         if record := self._record:
-            count = len(np.asarray(accuracy))
-            traffic = int(record[UP]) / count, int(record[DOWN]) / count
+            shares = np.asarray(accuracy, np.float64)
+            traffic = [int(record[way]) / len(shares) for way in (UP, DOWN)]
             record.update({UP: 0, DOWN: 0})
-            figures = {"loss": loss, "accuracy": accuracy, "nodes": nodes}
-            kept = self._kept(record["run"], record["save"])
-            kept.log.add(server_round, clients, **figures, traffic=traffic)
+            log = self._kept(record["run"], record["save"]).log
+            log.add(server_round, clients, nodes, loss, *shares.T, *traffic)
 
     def candidate(self, server_round: int, snapshot: Take) -> None:
         """Keep a snapshot of the round that was just measured, if the run keeps its best round.

@@ -150,7 +150,7 @@ def make_all(place: Path) -> Iterator[Target]:
 def of_figures(place: Path) -> Iterator[Target]:
     out, log = place / "simulated", FigureLog(place / "figures")
     for number in range(3):
-        log.add(number, [0, 1], loss=[0.5, 0.25], accuracy=np.eye(2, 3), nodes=[4, 5])
+        log.add(number, [0, 1], [4, 5], [0.5, 0.25], *np.eye(3, 2), 0, 0)
     tables = out / IN_RUN / "0"
     tables.mkdir(parents=True)
     write_figures(tables, log.read(), {"last": 2, "best": 1}, 1)

@@ -242,13 +242,13 @@ def test_a_client_writes_where_it_lives(tmp_path: Path, config: dict[str, str], 
         assert path.stat().st_mode & 0o077 == 0, path
 
 
-def test_a_run_has_a_place_and_a_token_names_no_other(outputs: ClientOutputs) -> None:
+def test_a_run_has_a_place_and_a_token_names_no_other() -> None:
     context = _context()
     with pytest.raises(OutputError):
         _ask(ClientOutputs(context, None), "begin", 0)
     assert not context.state
     with pytest.raises(ValueError, match="token"):
-        _ask(outputs, "begin", 0, run="../elsewhere")
+        KeepRequest.from_config(KeepRequest("../elsewhere", 0, 0, "begin").to_config())
 
 
 def test_figures_of_the_last_and_the_best_round(outputs: ClientOutputs, place: Path) -> None:
