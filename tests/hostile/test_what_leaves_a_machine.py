@@ -232,7 +232,7 @@ def test_why_a_checkpoint_was_not_saved_names_no_place(
     monkeypatch.setattr(checkpoint, "save_client", Mock(side_effect=error))
     node: Any = {"state-dir": str(tmp_path / "state"), "partition-id": 0}
     context = Context(1, 2, node, RecordDict(), {})
-    cohort = CohortState(context, "c", [0], None, lambda found: (0, found or {}))
+    cohort = CohortState(context, [0], None, lambda found: (0, found or {}))
     said = cohort.save(1, "0" * 32)
     assert said and "/" not in said
 
