@@ -38,7 +38,7 @@ from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.sum.client import SUM_STATE, SumClient
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
-from flower_graph.strategies.ppfl.client import SecureConsensusClient
+from flower_graph.strategies.ppfl.client import TURNS, SecureConsensusClient
 from flower_graph.strategies.ppfl.strategy import SecureConsensus
 from flower_graph.wire.client_errors import AT_HOME
 
@@ -285,8 +285,8 @@ class Collector:
             self.texts += [*map(repr, (live, aligner, getattr(aligner, "_table", None)))]
             self.secrets |= set(secrets_of(aligner))
             _, kept = live.held or (None, {})
-            rotated = [value for name, value in kept.items() if name.startswith("turn-")]
-            self.embeddings |= {one.numpy().tobytes() for one in rotated if one.isfinite().all()}
+            turns = kept.get(TURNS, ())
+            self.embeddings |= {one.numpy().tobytes() for one in turns if one.isfinite().all()}
         for record in context.state.config_records.values():
             data = record.get(SUM_STATE)
             if isinstance(data, bytes):
