@@ -130,7 +130,7 @@ VARIANTS = {
     )
 }
 VARIANTS["deepwalk, secure, untrusted"] = VARIANTS["deepwalk, secure"].with_(
-    *("partition.clients=6", "partition.private_share=0.1", "strategy.trust=malicious-server"),
+    *("partition.clients=6", "partition.private_share=0.08", "strategy.trust=malicious-server"),
     supernodes=6,
 )
 ALL = METHODS | VARIANTS

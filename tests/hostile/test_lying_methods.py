@@ -14,18 +14,9 @@ import test_summed
 from federation import ALL, Federation, Setup
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from lying_grid import FEDSCEM, PPFL, Lie, LyingGrid, like, unrefused
-from public_helpers import ToyModel
 from sum_helpers import keys_in, write_keys
 from test_summed import rich_graph
-from told_otherwise import (
-    COUNT,
-    TIMEOUT,
-    VICTIM,
-    egos_app,
-    egos_server,
-    public_app,
-    public_server,
-)
+from told_otherwise import COUNT, TIMEOUT, VICTIM, app_of, server_of
 
 from flower_graph import EgoNetworkClient
 from flower_graph.apps.run import client_app, make_server
@@ -41,16 +32,7 @@ from flower_graph.strategies.ppfl.strategy import CommonMean
 from flower_graph.wire.keys import CONFIG
 
 
-class Restless(ToyModel):
-    """Moves a little each round, whatever it is told."""
-
-    def learn(self, rows: Any, targets: Any, server_round: int) -> float:
-        self.vectors = self.vectors * (1 + 0.001 * server_round)
-        self.rounds += 1
-        return 0.5
-
-
-def without_one(strategy: Any, app: Any, keys: Path, after: int, rounds: int) -> Any:
+def without_one(name: str, strategy: Any, keys: Path, after: int, rounds: int) -> Any:
     """Run all SuperNodes, and without one once so many rounds are done: the grid, and reports."""
     reports = list[RoundReport]()
 
@@ -59,7 +41,7 @@ def without_one(strategy: Any, app: Any, keys: Path, after: int, rounds: int) ->
         return "gone" if kind == "connect" and is_gone else "good"
 
     how = {"node_config": keys_in(keys, COUNT), "state_dir": IN_PROCESS}
-    grid = Federation(app, num_supernodes=COUNT, faults=fault, **how)
+    grid = Federation(app_of(name), num_supernodes=COUNT, faults=fault, **how)
     try:
         with suppress(NoClientsError):  # all have refused
             strategy.start(grid, num_rounds=rounds, timeout=TIMEOUT, on_round=reports.append)
@@ -80,15 +62,15 @@ class Repeats(CommonMean):
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make keys, and a server that leaves out nobody whom it need not ask."""
     monkeypatch.setattr(sum_server, "choose", lambda present, *_, **__: present)
-    write_keys(COUNT, tmp_path)
+    write_keys(COUNT, tmp_path, each=1)
     return tmp_path
 
 
 def test_repeated_means_without_one_give_no_second_sum(keys: Path) -> None:
     """Where the server is trusted, the difference of both has the SuperNode's rows."""
-    strategy = public_server(keys)
+    strategy = server_of("deepwalk", keys)
     strategy.mean = Repeats()
-    _, reports = without_one(strategy, public_app(Restless), keys, 3, 5)
+    _, reports = without_one("deepwalk", strategy, keys, 3, 5)
     assert [bool(one.skipped) for one in reports] == [False] * 3 + [True] * 2
     assert any("differ-by" in entry["reason"] for entry in reports[3].rejected)
 
@@ -105,7 +87,7 @@ def test_measurements_again_without_one_are_not_told(
             return ask(self, min(2, server_round))
 
     monkeypatch.setattr(MaskedEmbeddingAveraging, "ask", last)
-    grid, _ = without_one(egos_server(keys), egos_app(), keys, 1, 3)
+    grid, _ = without_one("fedscem", server_of("fedscem", keys), keys, 1, 3)
     assert len(grid.tracebacks) == COUNT - 1
     assert all("has not changed since a sum" in said for said in grid.tracebacks.values())
 
@@ -227,10 +209,10 @@ class Egos(Changes):
 
 
 def said_by_egos(every: int, folder: Path) -> list[bytes]:
-    how = {"node_config": write_keys(COUNT, folder), "state_dir": IN_PROCESS}
-    grid = Egos(egos_app(), every, num_supernodes=COUNT, **how)
+    how = {"node_config": write_keys(COUNT, folder, each=1), "state_dir": IN_PROCESS}
+    grid = Egos(app_of("fedscem"), every, num_supernodes=COUNT, **how)
     try:
-        egos_server(folder).start(grid, num_rounds=2, timeout=5.0)
+        server_of("fedscem", folder).start(grid, num_rounds=2, timeout=5.0)
     finally:
         forget_run(grid.run.run_id)
     return grid.said
@@ -247,7 +229,7 @@ def test_a_changed_sum_is_answered_alike_whatever_it_is(every: int) -> None:
 
 
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("every", [pytest.param(600, marks=pytest.mark.slow), WHOLE])
+@pytest.mark.parametrize("every", [pytest.param(20, marks=pytest.mark.slow), WHOLE])
 def test_a_changed_sum_of_embeddings_is_fused_with_nothing(every: int, tmp_path: Path) -> None:
     said = said_by_egos(every, tmp_path)
     assert len(said) > 15 and len(set(said)) == 1

@@ -22,26 +22,20 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
-import torch
-from ego_helpers import SETTINGS
+from federation import ALL, Setup
 from flwr.app import Array, Message, RecordDict
 from graph_helpers import dealt
 from lying_grid import like
-from public_helpers import ToyModel
 from sum_helpers import keys_in, write_keys
 
-from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
+from flower_graph.apps.run import client_app
 from flower_graph.client.state import forget_run
-from flower_graph.data.graph import ClientGraph, to_undirected
+from flower_graph.method.registry import method_of
 from flower_graph.secure.align import blinded
-from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.secure.sum.client import SecureSumClient, SumClient
 from flower_graph.secure.sum.server import PartySums, SumResult, SumRound
 from flower_graph.server.sums import SecureSum
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem.client import Hiding
-from flower_graph.strategies.ppfl.client import EmbeddingClient, SecureConsensusClient
-from flower_graph.strategies.ppfl.strategy import SecureConsensus
 from flower_graph.wire.arrays import decode_array
 from flower_graph.wire.codec import entries_of
 from flower_graph.wire.exchange import Exchange
@@ -257,20 +251,24 @@ def noting(had: Had) -> Iterator[None]:
 
 # A method's table ---------------------------------------------------------------------------------
 
+COUNT, REGISTRY = 7, "registry.json"  # SuperNodes of one client each: a sum can do without two
+TIMEOUT = 0.2
+LENGTH, LIMIT = 4096, 100.0  # of sums of vectors
+
 
 @dataclass
 class World:
     """A method in one setting: how it runs, whose requests are told otherwise."""
 
     app: Callable[[], Any]
-    server: Callable[[Path | None], Any]  # with a folder of keys, or without
+    server: Callable[[Path], Any]  # with a folder of keys
     below: str = "-"  # of entries of the sums beneath it, whose table is their own
     rounds: int = 2
 
     def open(self, folder: Path) -> World:
         """Run it in an empty folder without a lie, as what others are held against."""
         self._folder = folder
-        write_keys(COUNT, folder)
+        write_keys(COUNT, folder, each=1)
         self.known: dict[str, list[Any]] = {}
         self.honest = self.run(None)
         self.known = self.honest.grid.came
@@ -349,71 +347,11 @@ class World:
         return None
 
 
-COUNT = 7  # SuperNodes, of one client each: with seven a sum can do without two
-TOGETHER, HOLDS, HIDDEN = 30, 15, 72  # of identities; the victim has one of each, others some
-PUBLIC, DIMENSION = 70, 64
-TIMEOUT, REGISTRY = 0.2, "registry.json"
-LENGTH, LIMIT = 4096, 100.0  # of sums of vectors
-
-
-def egos() -> list[ClientGraph]:
-    """Make clients of which each holds some of the identities; several hold each."""
-    found = list[ClientGraph]()
-    for place in range(COUNT):
-        nodes = np.sort((np.arange(HOLDS) + 2 * place * HOLDS // 3) % TOGETHER)
-        chance = torch.Generator().manual_seed(100 * place)
-        x = torch.rand(HOLDS, SETTINGS.num_features, generator=chance)
-        edge = to_undirected(torch.randint(HOLDS, (2, 2 * HOLDS), generator=chance), HOLDS)
-        y, role = torch.arange(HOLDS) % SETTINGS.num_classes, torch.arange(HOLDS) % 3
-        roles = (role == k for k in range(3))
-        ids = torch.from_numpy(10**9 + nodes)
-        found.append(ClientGraph(2 * place, ids, x, y, edge, None, *roles))
-    return found
-
-
-def egos_app() -> Any:
-    def make(context: Any, egos: Any) -> EgoNetworkClient:
-        trust = TrustSettings.of(context.node_config, context.run_id)
-        settings = replace(SETTINGS, hidden=HIDDEN)
-        return EgoNetworkClient(context, egos, settings, trust=trust, hiding=Hiding(True, "psi"))
-
-    return dealt(make, egos())
-
-
-def egos_server(keys: Path | None) -> MaskedEmbeddingAveraging:
-    settings = replace(SETTINGS, hidden=HIDDEN)
-    registry = None if keys is None else keys / REGISTRY
-    return MaskedEmbeddingAveraging(settings, alignment="psi", registry=registry)
-
-
-def judge(embeddings: Any, server_round: int, is_last: bool) -> dict[str, float]:
-    return {"val": 0.5, "test": float((embeddings > 0).mean())}
-
-
-def public_app(model: Any = ToyModel) -> Any:
-    """Make clients all of whose nodes are public."""
-    members, nodes = list[EmbeddingClient](), np.arange(PUBLIC)
-    for place in range(COUNT):
-        chance = np.random.default_rng(place)
-        make = partial(model, chance.normal(size=(PUBLIC, DIMENSION)).astype(np.float32))
-        members.append(EmbeddingClient(2 * place, nodes, nodes, DIMENSION, make, judge))
-
-    def client(context: Any, own: Any) -> SecureConsensusClient:
-        trust = TrustSettings.of(context.node_config, context.run_id)
-        return SecureConsensusClient(context, own, trust=trust)
-
-    return dealt(client, members)
-
-
-def public_server(keys: Path | None) -> SecureConsensus:
-    return SecureConsensus(registry=None if keys is None else keys / REGISTRY, min_nodes=5)
-
-
 class Summing:
     """The server's half of sums of vectors, as a strategy that can be started."""
 
-    def __init__(self, keys: Path | None) -> None:
-        self._server = None if keys is None else PartySums(keys / REGISTRY)
+    def __init__(self, keys: Path) -> None:
+        self._server = PartySums(keys / REGISTRY)
 
     def start(self, grid: Any, num_rounds: int, timeout: float) -> None:
         exchange = Exchange(grid)
@@ -427,17 +365,33 @@ def sums_app() -> Any:
 
     class Vectors(SecureSumClient):
         def vectors(self, config: Any) -> Any:
-            place = self.clients[0] // 2
-            asked[place] += 1
-            own = np.random.default_rng((place, asked[place])).normal(size=LENGTH)
-            return dict(zip(self.clients, (own, np.zeros(LENGTH)), strict=True))
+            (client,) = self.clients
+            asked[client] += 1
+            return {client: np.random.default_rng((client, asked[client])).normal(size=LENGTH)}
 
-    return dealt(Vectors, range(2 * COUNT), [[2 * n, 2 * n + 1] for n in range(COUNT)])
+    return dealt(Vectors, range(COUNT))
 
 
-BENEATH = r" config/mask-|^train\.sum_"
+def parties_of(name: str) -> Setup:
+    return ALL[f"{name}, secure, untrusted"].with_(f"partition.clients={COUNT}", supernodes=COUNT)
+
+
+def app_of(name: str) -> Any:
+    return client_app(parties_of(name).load(), None)
+
+
+def server_of(name: str, keys: Path) -> Any:
+    config = parties_of(name).load(f"strategy.registry={keys / REGISTRY}")
+    return method_of(config).build_strategy(config, None)
+
+
+def world_of(name: str, rounds: int) -> World:
+    beneath = r" config/mask-|^train\.sum_"
+    return World(partial(app_of, name), partial(server_of, name), beneath, rounds)
+
+
 WORLDS = {
     "sum": World(sums_app, Summing, below="^$"),
-    "FedSCem": World(egos_app, egos_server, BENEATH),
-    "PPFL-GNN": World(public_app, public_server, BENEATH, rounds=3),
+    "FedSCem": world_of("fedscem", 2),
+    "PPFL-GNN": world_of("deepwalk", 3),
 }

@@ -101,12 +101,12 @@ def keys_in(folder: Path, count: int) -> list[dict[str, str]]:
     return [{"identity-key": str(folder / f"key-{i}"), "registry": registry} for i in range(count)]
 
 
-def write_keys(count: int, folder: Path) -> list[dict[str, str]]:
-    """Write keys of two clients each and a registry as files; give the node configs with them."""
-    registry, configs = Registry({}, 2), keys_in(folder, count)
+def write_keys(count: int, folder: Path, each: int = 2) -> list[dict[str, str]]:
+    """Write keys of some clients each and a registry as files; give the node configs with them."""
+    registry, configs = Registry({}, each), keys_in(folder, count)
     for i, config in enumerate(configs):
         key = new_identity(Path(config["identity-key"]))
-        registry = registry.with_party(key, [range(2 * i, 2 * i + 2)])
+        registry = registry.with_party(key, [range(each * i, each * (i + 1))])
     registry.write(folder / "registry.json")
     return configs
 
