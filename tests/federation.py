@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,9 +72,20 @@ class Setup:
         return load_config(self.config, [*self.overrides, *overrides])
 
     def run(self, out: Path, *overrides: str, **how: Any) -> Done:
-        return run(self.load(*overrides), out, **{"supernodes": self.supernodes, **how})
+        how = {"supernodes": self.supernodes, "final": self.final, **how}
+        return run(self.load(*overrides), out, **how)
+
+    def whole(self, *overrides: str, **how: Any) -> Done:
+        """Run it undisturbed, once a process: tests of what disturbs it share the run."""
+        key = self, overrides, *sorted(how.items())
+        if key not in _WHOLE:
+            out = Path(tempfile.mkdtemp(dir=_FOLDER.name)) / "run"
+            _WHOLE[key] = self.run(out, *overrides, **how)
+        return _WHOLE[key]
 
 
+_WHOLE: dict[Any, Done] = {}
+_FOLDER = tempfile.TemporaryDirectory(prefix="whole-")
 # Each client is answered with a model of its own
 PERSONAL = ("fedgta", "fedpub")
 # Each is Ditto, or FedAvg's half of it, with less: CI has Ditto and FedProto

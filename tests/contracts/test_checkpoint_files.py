@@ -17,7 +17,7 @@ from flower_graph.errors import CheckpointError, OutputError
 from flower_graph.method.registry import method_of
 from flower_graph.storage import checkpoint
 
-ROUNDS = 4
+ROUNDS, LONG = 4, ("rounds=6",)
 
 
 def assert_same(whole: Done, resumed: Done, first: int = 1) -> None:
@@ -38,22 +38,20 @@ def assert_same(whole: Done, resumed: Done, first: int = 1) -> None:
 def test_interrupted_after_any_round(name: str, tmp_path: Path) -> None:
     """Interrupted twice in one run; a variant once."""
     setup = ALL[name]
-    whole = setup.run(tmp_path / "whole", f"rounds={ROUNDS}")
     every = (f"rounds={ROUNDS}", "checkpoint_every=1")
     out = tmp_path / "out"
     first = 2 if name in METHODS else ROUNDS - 1
     for stop_at in range(first, ROUNDS):  # a round is reported before its checkpoint is made
         setup.run(out, *every, resume=stop_at > first, stop_at=stop_at)
-    assert_same(whole, setup.run(out, *every, resume=True))
+    assert_same(setup.whole(f"rounds={ROUNDS}"), setup.run(out, *every, resume=True))
 
 
 @pytest.mark.parametrize("name", EACH)
 def test_with_some_of_the_clients_every_client_has_its_part(name: str, tmp_path: Path) -> None:
     setup = METHODS[name].with_("strategy.participation=0.5", f"rounds={ROUNDS}")
-    whole = setup.run(tmp_path / "whole")
     out = tmp_path / "out"
     setup.run(out, "checkpoint_every=2", stop_at=3)
-    assert_same(whole, setup.run(out, "checkpoint_every=2", resume=True))
+    assert_same(setup.whole(), setup.run(out, "checkpoint_every=2", resume=True))
     found = sorted(tmp_path.glob(f"out*/**/round-{ROUNDS:06d}/*"))
     clients = [path.name for path in found if path.name != "server.safetensors"]
     assert clients == [f"client-{k}.safetensors" for k in range(setup.supernodes)]
@@ -63,12 +61,13 @@ def test_with_some_of_the_clients_every_client_has_its_part(name: str, tmp_path:
 @pytest.mark.parametrize("name", EACH)
 def test_the_last_two_are_kept_and_a_longer_run_goes_on(name: str, tmp_path: Path) -> None:
     setup, out = METHODS[name], tmp_path / "out"
-    whole = setup.run(tmp_path / "whole", f"rounds={ROUNDS}")
     setup.run(out, "rounds=2", "checkpoint_every=1")
     assert checkpoint.complete_rounds(out / CHECKPOINTS) == [1, 2]
     longer = (f"rounds={ROUNDS}", "checkpoint_every=1")
     ended = setup.run(out, *longer, resume=True)
-    assert_same(whole, ended, first=3)  # what the shorter run's end cost is in its last round
+    assert_same(
+        setup.whole(f"rounds={ROUNDS}"), ended, first=3
+    )  # what the shorter run's end cost is in its last round
     again = setup.run(out, *longer, resume=True)  # nothing is left to do
     assert_same(ended, again)
     with pytest.raises(CheckpointError, match=r"num_rounds: 1.*round 4"):
@@ -126,9 +125,7 @@ def full_disk() -> Iterator[None]:
 @pytest.mark.parametrize("who", ["save_client", "save_server"])
 @pytest.mark.parametrize("name", ONCE)
 def test_a_full_disk(name: str, who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    setup, words = METHODS[name], ("rounds=5", "checkpoint_every=2")
-    whole = setup.run(tmp_path / "whole", *words)
-    save = getattr(checkpoint, who)
+    setup, save = METHODS[name], getattr(checkpoint, who)
 
     def refused(*given: Any) -> Any:
         if f"round-{DUE:06d}" in str(given[0]) or given[1] == DUE:
@@ -138,8 +135,8 @@ def test_a_full_disk(name: str, who: str, tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(checkpoint, who, refused)
     out = tmp_path / "full"
-    done = setup.run(out, *words)
-    assert done.figures == pytest.approx(whole.figures, nan_ok=True, abs=1e-6)
+    done = setup.run(out, *LONG, "checkpoint_every=2")
+    assert done.figures == pytest.approx(setup.whole(*LONG).figures, nan_ok=True, abs=1e-6)
     found = checkpoint.complete_rounds(out / "checkpoints")
     assert DUE not in found and max(found) >= 4
 
@@ -150,14 +147,13 @@ def test_a_corrupt_checkpoint(
     name: str, who: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     setup, out = METHODS[name], tmp_path / "damaged"
-    whole = setup.run(tmp_path / "whole", "rounds=6")
     setup.run(out, "rounds=4", "checkpoint_every=2")
     file = sorted(tmp_path.glob(f"damaged*/**/round-000004/{who}"))[0]
     content = bytearray(file.read_bytes())
     content[-1] ^= 1  # of a tensor, not of the header
     file.write_bytes(content)
-    resumed = setup.run(out, "rounds=6", "checkpoint_every=2", resume=True)
-    assert resumed.figures == pytest.approx(whole.figures, nan_ok=True, abs=1e-6)
+    resumed = setup.run(out, *LONG, "checkpoint_every=2", resume=True)
+    assert resumed.figures == pytest.approx(setup.whole(*LONG).figures, nan_ok=True, abs=1e-6)
     # The server is told what is wrong with a client's file, and not its name.
     assert (
         file.name if who == "server.safetensors" else "checkpoint: damaged: it does not"
@@ -193,18 +189,17 @@ def dies(partition: int, server_round: int, kind: str) -> str:
 
 @pytest.mark.parametrize("name", ONCE)
 def test_killed_between_checkpoint_and_send(name: str, tmp_path: Path) -> None:
-    setup = METHODS[name].with_("rounds=6", "checkpoint_every=2")
-    whole = setup.run(tmp_path / "whole")
+    setup = METHODS[name]
     out = tmp_path / "killed"
     process = os.fork()
     if process == 0:
         try:
-            setup.run(out, faults=dies)
+            setup.run(out, *LONG, "checkpoint_every=2", faults=dies)
         finally:
             os._exit(1)  # it is killed before
     _, status = os.waitpid(process, 0)
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
     assert not (out / "result.json").exists()
-    resumed = setup.run(out, resume=True)
+    resumed = setup.run(out, *LONG, "checkpoint_every=2", resume=True)
     assert [report.round for report in resumed.reports] == list(range(1, 7))
-    assert resumed.figures == pytest.approx(whole.figures, nan_ok=True, abs=1e-6)
+    assert resumed.figures == pytest.approx(setup.whole(*LONG).figures, nan_ok=True, abs=1e-6)

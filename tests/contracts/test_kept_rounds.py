@@ -57,7 +57,7 @@ def rounds_kept(done: Done) -> set[int]:
 @pytest.mark.parametrize("name", KEPT)
 def test_the_best_round_is_kept_whole_and_resumed(name: str, tmp_path: Path) -> None:
     setup = ALL[name]
-    whole = setup.run(tmp_path / "whole", *BEST)
+    whole = setup.whole(*BEST)
     best = whole.result["best-round"]
     assert rounds_kept(whole) == {best}
     # What is kept is what a run would leave that ended then.
@@ -84,7 +84,7 @@ class Forgetful(Federation):
 def test_another_process_may_be_asked(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = ALL[name].run(tmp_path / "whole", *BEST)
+    whole = ALL[name].whole(*BEST)
     monkeypatch.setattr("federation.Federation", Forgetful)
     assert_same(whole, ALL[name].run(tmp_path / "out", *BEST))
 

@@ -18,14 +18,13 @@ from cryptography.hazmat.primitives import serialization as keys
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ego_strategy_helpers import run as run_ego
 from ego_strategy_helpers import seven_egos
-from federation import ALL, Federation
+from federation import ALL
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from hostile_grid import evil
 from public_helpers import bytes_of, toy_members
 from sum_helpers import PartyWorld
 
 from flower_graph.apps.client_app import app
-from flower_graph.apps.run import client_app
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import CohortState
 from flower_graph.errors import ConfigError, DataError, RefusedError, StateLostError
@@ -207,10 +206,8 @@ def written(values: torch.Tensor) -> list[bytes]:
 def test_no_features_labels_or_edges_leave_a_client(name: str) -> None:
     setup = ALL[name]
     config = setup.load()
-    method = method_of(config)
-    grid = Federation(client_app(config, None), num_supernodes=setup.supernodes)
-    method.build_strategy(config, None).start(grid, num_rounds=2, timeout=5.0)
-    came = b"|".join(bytes_of(reply.content) for _, reply in grid.exchanged)
+    method, exchanged = method_of(config), setup.whole("rounds=2").grid.exchanged
+    came = b"|".join(bytes_of(reply.content) for _, reply in exchanged)
     private = [row for row in as_graph(method.data(config)).x if row.any()]
     if name == "fedgls":
         for graph in method.graphs(config):
