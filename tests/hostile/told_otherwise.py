@@ -28,14 +28,18 @@ from graph_helpers import dealt
 from lying_grid import like
 from sum_helpers import keys_in, write_keys
 
+from flower_graph import EgoNetworkClient
 from flower_graph.apps.run import client_app
 from flower_graph.client.state import forget_run
 from flower_graph.method.registry import method_of
 from flower_graph.secure.align import blinded
+from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.secure.sum.client import SecureSumClient, SumClient
 from flower_graph.secure.sum.server import PartySums, SumResult, SumRound
 from flower_graph.server.sums import SecureSum
 from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.fedscem.client import Hiding
+from flower_graph.strategies.fedscem.method import METHOD, ego_settings
 from flower_graph.wire.arrays import decode_array
 from flower_graph.wire.codec import entries_of
 from flower_graph.wire.exchange import Exchange
@@ -377,7 +381,18 @@ def parties_of(name: str) -> Setup:
 
 
 def app_of(name: str) -> Any:
-    return client_app(parties_of(name).load(), None)
+    config = parties_of(name).load()
+    if name != "fedscem":
+        return client_app(config, None)
+    # Identities that can be told in what the server has
+    egos = [replace(one, nodes=10**9 + one.nodes) for one in METHOD.graphs(config)]
+
+    def client(context: Any, own: Any) -> EgoNetworkClient:
+        trust = TrustSettings.of(context.node_config, context.run_id)
+        hiding = Hiding(True, config.strategy.alignment)
+        return EgoNetworkClient(context, own, ego_settings(config), trust=trust, hiding=hiding)
+
+    return dealt(client, egos)
 
 
 def server_of(name: str, keys: Path) -> Any:
