@@ -11,9 +11,9 @@ from typing import Any, Self
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from flower_graph.secure.parties.journal import STATE_BYTES
+from flower_graph.errors import MalformedReplyError
+from flower_graph.secure.parties.journal import STATE_BYTES, Journal
 from flower_graph.secure.parties.registry import (
-    MOST_BEGUN,
     Identity,
     RegisteredParty,
     Registry,
@@ -24,11 +24,13 @@ from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import (
     EpochReply,
     EpochRequest,
+    KeyReply,
     RevealReply,
     RevealRequest,
     SumTerms,
 )
-from flower_graph.secure.sum.server import PartySums, SumRound, SumServer
+from flower_graph.secure.sum.server import SumRound
+from flower_graph.server.sums import PartySums, SumServer
 from flower_graph.wire.codec import Message
 from flower_graph.wire.exchange import Replies
 
@@ -46,7 +48,7 @@ def make(grants: Sequence[range], folder: Path, corrupt: float, cap: int) -> lis
     registry = Registry(entries, max(map(len, grants)))
     limits = registry.minimum, corrupt, cap
     return [
-        TrustSettings(Identity(key, registry), registry, *limits, folder / f"{i}", MOST_BEGUN, RUN)
+        TrustSettings(Identity(key, registry), registry, *limits, Journal(folder / f"{i}", RUN))
         for i, key in enumerate(keys)
     ]
 
@@ -72,8 +74,14 @@ class World:
         hosts = {cls.first + own[0]: SumClient(server.run_id, own) for own in hosted}
         world = cls(server, hosts, words, terms)
         for node, host in world.hosts.items():
-            server.enroll(node, world.send(node, host.keys()))
+            world.enroll(node, world.send(node, host.keys()))
         return world
+
+    def enroll(self, node: int, reply: KeyReply) -> None:
+        """Enrol a SuperNode by its answer, as the server does which asks it."""
+        self.server.check_keys(node, reply)
+        if why := self.server._enrol(node, reply, reply.clients.tolist()):
+            raise MalformedReplyError(why)
 
     @classmethod
     def distrusting(
@@ -141,7 +149,7 @@ class World:
         """Return the server's requests of a stage."""
         if stage == "prepare":
             server = self.server
-            asked = server.clients if clients is None else clients
+            asked = server.available if clients is None else clients
             self.rounds[number] = server.open_round(number, asked)
             return dict(self.rounds[number].prepare_requests())
         one, word = self.rounds[number], self.words.dtype.itemsize * 8

@@ -82,7 +82,7 @@ def play(
         return found
 
     gone: set[int] = set()  # whose vectors are not there
-    everyone = set(world.server.clients)
+    everyone = set(world.server.available)
     for stage in STAGES:
         for node, request in timed(1, world.requests, stage, number).items():
             reply = timed(0, world.answer, stage, node, request)

@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from flower_graph.ops import orthogonal_procrustes as orthogonal_procrustes
     from flower_graph.ops import procrustes as procrustes
     from flower_graph.secure.sum.client import SecureSumClient as SecureSumClient
-    from flower_graph.secure.sum.server import PartySums as PartySums
-    from flower_graph.secure.sum.server import SumServer as SumServer
     from flower_graph.server import sums as secure_sum  # noqa: F401
     from flower_graph.server.averaging import ReportedFedAvg as ReportedFedAvg
     from flower_graph.server.averaging import client_means as client_means
+    from flower_graph.server.sums import PartySums as PartySums
     from flower_graph.server.sums import SecureSum as SecureSum
+    from flower_graph.server.sums import SumServer as SumServer
     from flower_graph.simulation import InProcessGrid as InProcessGrid
     from flower_graph.strategies import *  # noqa: F403  as that package exports them
     from flower_graph.wire.exchange import Exchange as Exchange

@@ -80,7 +80,7 @@ class LyingRound(SumRound):
         """Have a party sign the list that its story has."""
         lies = {}
         for node, request in super().list_requests().items():
-            listed, row = request.listed.copy(), self._rows[node]
+            listed, row = request.listed.copy(), self.row_of(node)
             listed[self.partners[row]] = self.lie.story(self, row) == SEED
             lies[node] = replace(request, listed=listed)
         return self.lie.tell(lies)
@@ -90,19 +90,16 @@ class LyingRound(SumRound):
         if not super().unmask_requests() and not self.signed.any():
             return {}
         self.lie.rounds.append(self)
-        about, lies = (self.run_id, self.number), dict[int, UnmaskRequest]()
-        for node, row in self._rows.items():
-            partners = self.partners[row]
-            columns = np.flatnonzero(self.signed[partners])
-            if not self.contributed[row]:
-                continue
-            if self.signed.any():
-                signed = {"columns": columns, "signatures": self.lists[partners[columns]]}
-                lies[node] = UnmaskRequest(*about, **signed)
-            else:
+
+        def lied(row: int) -> UnmaskRequest:
+            about, partners = (self.run_id, self.number), self.partners[row]
+            if not self.signed.any():
                 count = self._count(self.contributed)
-                lies[node] = UnmaskRequest(*about, count, self.lie.story(self, row))
-        return self.lie.tell(lies)
+                return UnmaskRequest(*about, count, self.lie.story(self, row) == SEED)
+            columns = np.flatnonzero(self.signed[partners])
+            return UnmaskRequest(*about, columns=columns, signatures=self.lists[partners[columns]])
+
+        return self.lie.tell(self._ask("unmask", self.contributed, lied))
 
     def take(self, node: int, reply: StageReply) -> None:
         if isinstance(reply, UnmaskReply):
@@ -111,7 +108,7 @@ class LyingRound(SumRound):
 
     def note(self, node: int, reply: UnmaskReply) -> None:
         """Record the shares that a SuperNode reveals, as it was asked."""
-        partners = self.partners[self._rows[node]]
+        partners = self.partners[self.row_of(node)]
         column = np.flatnonzero(reply.kinds)
         numbers = partners.size - column  # as dealers number holders
         kinds = reply.kinds[column].tolist()

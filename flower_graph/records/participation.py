@@ -80,7 +80,7 @@ def ranges(clients: Iterable[int] | Integers) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(first, last, strict=True))
 
 
-def _ends(text: str) -> list[Range]:
+def read_ranges(text: str) -> list[Range]:
     """Read the text of ``ranges`` as first and last numbers; ``ValueError`` if it is none."""
     if not text:
         return []
@@ -105,7 +105,7 @@ def _listed(ends: Sequence[Range], most: int = MOST_CLIENTS) -> Integers:
 
 def numbers(text: str, most: int = MOST_CLIENTS) -> list[int]:
     """Read the text of ``ranges`` as a list; ``ValueError`` if it is none, or has too many."""
-    listed: list[int] = _listed(_ends(text), most).tolist()
+    listed: list[int] = _listed(read_ranges(text), most).tolist()
     return listed
 
 
@@ -121,7 +121,7 @@ def known_clients(records: Iterable[Mapping[str, Any]]) -> Integers:
     known = list[Range]()
     for text in texts:
         merged = list[Range]()
-        for first, last in sorted({*known, *_ends(text)}):
+        for first, last in sorted({*known, *read_ranges(text)}):
             if merged and first <= merged[-1][1] + 1:
                 first, other = merged.pop()
                 last = max(last, other)
@@ -137,7 +137,7 @@ def states(
     for record in records:
         result = np.full(clients.size, UNKNOWN, np.int8)
         for state, text in _texts(record):
-            result[np.searchsorted(clients, _listed(_ends(text)))] = state
+            result[np.searchsorted(clients, _listed(read_ranges(text)))] = state
         yield result
 
 

@@ -90,7 +90,7 @@ class CommonKey:
         """The signer of the own public key, and the signature; None if the server is trusted."""
         if (trust := self._trust) is None:
             return None
-        signature = trust.identity.sign(PURPOSE, trust.run, self.public.tobytes())
+        signature = trust.identity.sign(PURPOSE, trust.journal.run, self.public.tobytes())
         return np.frombuffer(struct.pack("<q", trust.identity.party) + signature, np.uint8)
 
     @property
@@ -139,7 +139,7 @@ class CommonKey:
 
     def _check(self, public: Bytes, signed_by: Bytes | None) -> None:
         if (trust := self._trust) is not None:
-            check_signed(trust.registry, trust.run, public, signed_by)
+            check_signed(trust.registry, trust.journal.run, public, signed_by)
 
     def _derived(self, purpose: bytes) -> bytes:
         return derive(self._entry("key"), context(b"common key " + purpose, b""))

@@ -1,40 +1,61 @@
 """Sums of Flower clients' vectors; the server cannot read a single vector.
 
-``SecureSum`` is the server's half, ``SecureSumClient`` the clients'. This module is only the
-transport of the protocol's messages. ``docs/secure-sum.md`` has an example. A sum takes two
-exchanges: masked vectors, then shares, and the second also prepares the next sum. All numbers here
-are of clients, whichever SuperNode takes part for them.
+``SecureSum`` is the server's half, ``SecureSumClient`` the clients'; ``docs/secure-sum.md`` has an
+example. A sum takes two exchanges: masked vectors, then shares, and the second also prepares the
+next sum. ``SumServer`` and ``PartySums`` know who takes part, under a server that is trusted or
+not; ``secure/sum/server.py`` has a round. All numbers here are of clients, whichever SuperNode
+takes part for them.
 """
 
 import logging
+import math
+import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.errors import MalformedReplyError, UnreadableSumError, refuse_if
+from flower_graph.errors import (
+    IdentityError,
+    MalformedReplyError,
+    UnreadableSumError,
+    refuse_if,
+)
+from flower_graph.secure.channel import is_low_order, rows_of
+from flower_graph.secure.node_config import DIFFER_BY, MOST_BLOCK, MOST_POINTS, USUAL_DIFFERENCE
+from flower_graph.secure.parties.epoch import Epoch, commit, plan_of
+from flower_graph.secure.parties.journal import MOST_LISTS
+from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import (
+    KEPT_ROUNDS,
     SECURE_SUM,
+    EpochReply,
+    EpochRequest,
     KeyReply,
+    KeyRequest,
     ListReply,
     MaskedReply,
     PrepareReply,
-    PrepareRequest,
+    RevealReply,
+    RevealRequest,
     SumTerms,
     UnmaskReply,
-    UnmaskRequest,
     sum_bytes,
 )
-from flower_graph.secure.sum.server import Cause, Reason, Skipped, SumResult, SumRound, SumServer
+from flower_graph.secure.sum.partners import check_shares, partners, plan
+from flower_graph.secure.sum.server import Cause, Circle, Reason, Skipped, SumResult, SumRound
 from flower_graph.server.session import Membership
 from flower_graph.wire.arrays import Config, Scalar, read_array
 from flower_graph.wire.client_errors import Kind
-from flower_graph.wire.codec import Message, Resume, entries_of
+from flower_graph.wire.codec import RUN_BYTES, Integers, Message, Resume, entries_of
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
 from flower_graph.wire.keys import ARRAYS, CONFIG, MASKED_SUM
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
@@ -55,58 +76,509 @@ class Summed:
     contributors: NDArray[np.int64]  # Numbers of the clients in it
 
 
-def as_record(*parts: Message | Mapping[str, Scalar]) -> RecordDict:
-    """Write messages and entries as one message."""
-    entries: Config = {}
+def as_record(*parts: Message | Mapping[str, Any]) -> RecordDict:
+    """Write messages and further entries as one message."""
+    # Any: entries of records may be lists, too
+    content, entries = RecordDict(), dict[str, Any]()
     for part in parts:
+        content.update(part.to_record() if isinstance(part, Message) else {})
         entries |= part.to_config() if isinstance(part, Message) else part
-    return RecordDict({CONFIG: ConfigRecord({**entries})})
+    content[CONFIG] = ConfigRecord(entries)
+    return content
 
 
-class SumMembership(Membership):
-    """The clients of each SuperNode, and their keys of secure sums."""
+# Sends messages of an action in a round, and has each reply taken: ``SecureSum.tell``. Any: what is
+# made of replies
+Tell = Callable[
+    [int, str, Mapping[int, Message], type[Any], Callable[[int, Any], object]], Replies[Any]
+]
+MOST_BEGINNINGS = 8  # times that a client enrols with keys of its own in a run
+MOST_CHEATS = 3  # SuperNodes that are proven to cheat before nobody new is taken any more
+ALONE = 0, 0, 0  # the plan of a SuperNode whose clients are all in the sum
+NOBODY: Integers = np.zeros(0, np.int64)
+
+
+class SumServer(Membership):
+    """Carries out secure sums over clients that SuperNodes host, and enrols the SuperNodes.
+
+    Parameters
+    ----------
+    dropout : float
+        Share of the clients, and of the SuperNodes, that may vanish during a sum.
+    corrupt : float
+        Share of them that may tell the server all they hold.
+    """
+
+    # A round is a `SumRound` that `open_round` returns. Two may be open at once, so the next can be
+    # prepared while this one is unmasked.
 
     needs_query, message_type = True, "train.sum_enroll"
+    registry: Registry | None = None  # of SuperNodes that sign what they enrol with
+    fewest_nodes = 1
 
-    def __init__(self, sums: SumServer) -> None:
+    def __init__(self, *, dropout: float = 0.3, corrupt: float = 0.1) -> None:
+        check_shares(dropout, corrupt)
         super().__init__()
-        self.sums = sums
+        self.dropout, self.corrupt = dropout, corrupt
+        self.run_id = os.urandom(RUN_BYTES)
         # The clients of each SuperNode, if the caller has enrolled them: it may bring no others
-        self.hosted: Mapping[int, Iterable[int]] | None = None
+        self.permitted: Mapping[int, Iterable[int]] | None = None
+        # What each party enrolled with last, those that have gone too
+        self.bindings: dict[int, KeyReply] = {}
+        self.nodes: dict[int, int] = {}  # SuperNode that is enrolled: party
+        self.blamed: list[Reason] = []  # clients at fault and what they did, oldest first
+        self._told = 0  # of these that `take_blamed` has returned
+        self._excluded: set[int] = set()
+        self._barred: set[int] = set()  # SuperNodes that were proven to cheat
+        self._cheats = 0  # how many
+        self._beginnings = Counter[int]()  # of each client, with new keys
+        self.rounds: list[SumRound] = []  # that may be open
+        self._last = -1
+        self.earlier: dict[str, list[int]] = {}  # parties in the epochs' sums, by purpose
+
+    @property
+    def excluded(self) -> set[int]:
+        """Clients that are in no sum any more: all of SuperNodes that stopped a sum by a fault."""
+        return self._excluded
+
+    @property
+    def out(self) -> set[int]:
+        """Clients that are not in the next sum, though they are enrolled."""
+        return self.excluded
+
+    @property
+    def available(self) -> list[int]:
+        """Clients of enrolled SuperNodes that may be in the next sum, ascending."""
+        return sorted(set(chain.from_iterable(self.clients.values())) - self.out)
+
+    def exclude(self, clients: Iterable[int]) -> None:
+        """Exclude clients whose fault was proven before the run was resumed."""
+        self._excluded |= set(clients)
+
+    # What `PartySums` does beside: who may enrol, and with whom sums are made
+
+    def renew(self) -> None:
+        """Read the permitted clients again; here every client that enrols is permitted."""
+
+    def begin(self, server_round: int, tell: Tell, nodes: Collection[int], limit: float) -> bool:
+        """Have clients agree on the members; return whether they began anew, here never."""
+        # limit: largest size of a number, which they agree on, too
+        return False
+
+    # Who is there
 
     def question(self, resume: Resume) -> RecordDict:
-        return self.sums.question().to_record()
+        signed = None if self.registry is None else True
+        return KeyRequest(self.run_id, signed).to_record()
 
     def read(self, node: int, content: RecordDict) -> KeyReply:
         reply = KeyReply.from_config(entries_of(content))
-        expected = reply.clients if self.hosted is None else list(self.hosted[node])
+        expected = reply.clients if self.permitted is None else list(self.permitted[node])
         if (strange := np.setdiff1d(reply.clients, expected)).size:
             raise MalformedReplyError(f"client {strange[0]} is not one that it enrolled with")
-        self.sums.check_keys(node, reply)
+        self.check_keys(node, reply)
         reply.clients = np.sort(reply.clients)
         return reply
 
+    def check_keys(self, node: int, reply: KeyReply) -> None:
+        """Refuse keys of another run, keys of low order, and clients that may not begin anew."""
+        self._check_run(reply)
+        clients = reply.clients.tolist()
+        refuse = partial(refuse_if, error=MalformedReplyError)
+        refuse(reply.party is not None, "it signs for a party, and there are none in this sum")
+        low = is_low_order(reply.channel_key.tobytes())
+        refuse(low, f"the channel key of client {clients[0]} is of low order")
+        if self.knows(self.bound.get(clients[0], -1), reply):
+            return  # it goes on
+        times = [self._beginnings[client] for client in clients]
+        # Whoever cheated before this run went on is let in once, and has no part in any sum.
+        has_cheated = node in self._barred or (any(times) and self.excluded.issuperset(clients))
+        why = f"client {clients[0]} is of a SuperNode that has cheated: it does not begin anew"
+        refuse(has_cheated, why)
+        is_late = not all(times) and self._cheats >= MOST_CHEATS
+        refuse(is_late, f"it is new, and {self._cheats} SuperNodes have cheated")
+        refuse(max(times) >= MOST_BEGINNINGS, f"client {clients[0]} has begun anew too often")
+
+    def _check_run(self, reply: KeyReply) -> None:
+        why = f"run {reply.run_id.hex()}, expected {self.run_id.hex()}"
+        refuse_if(reply.run_id != self.run_id, why, MalformedReplyError)
+
+    def knows(self, old: int, reply: KeyReply) -> bool:
+        """Tell whether a SuperNode enrolled with exactly these clients and this key."""
+        return self.nodes.get(old) == reply.number and self._is_same(reply)
+
+    def _is_same(self, reply: KeyReply) -> bool:
+        before = self.bindings[reply.number]
+        both = (before.clients, reply.clients), (before.channel_key, reply.channel_key)
+        return all(np.array_equal(*pair) for pair in both)
+
+    def node_of_party(self, party: int) -> int | None:
+        node = self.bound[int(self.bindings[party].clients[0])] if party in self.bindings else -1
+        return node if self.nodes.get(node) == party else None
+
     def is_back(self, olds: Collection[int], answer: KeyReply) -> bool:
-        return len(olds) == 1 and all(self.sums.knows(old, answer) for old in olds)
+        return len(olds) == 1 and all(self.knows(old, answer) for old in olds)
 
     def replaced(self, old: int, node: int, answer: KeyReply) -> None:
         """Rename a SuperNode that is back with its keys; forget one without."""
-        if self.sums.knows(old, answer):
+        if self.knows(old, answer):
             self.move(old, node)
         else:
             self.forget(old)
 
     def enrolled(self, node: int, answer: KeyReply) -> None:
-        if self.sums.homes.get(answer.clients[0]) != node:
-            self.sums.enroll(node, answer)
+        if node not in self.nodes:  # otherwise it has been renamed
+            self.bindings[answer.number], self.nodes[node] = answer, answer.number
+            self._beginnings.update(answer.clients.tolist())
 
     def move(self, old: int, node: int) -> None:
-        self.sums.move(old, node)
         super().move(old, node)
+        self.nodes[node] = self.nodes.pop(old)
+        self._barred |= {node} if old in self._barred else set()
 
     def forget(self, node: int) -> None:
-        self.sums.forget(node)
         super().forget(node)
+        del self.nodes[node]
+
+    # Rounds
+
+    def open_round(self, number: int, clients: Iterable[int]) -> SumRound:
+        if number <= self._last:
+            raise ValueError(f"round {number} is not after {self._last}, the last one")
+        self._last, opened = number, self._begin(number, set(clients))
+        self.rounds = [*self.rounds[1 - KEPT_ROUNDS :], opened]
+        return opened
+
+    def _begin(self, number: int, clients: set[int]) -> SumRound:
+        chosen = clients.difference(self.excluded)
+        local = {self.nodes[n]: [c for c in own if c in chosen] for n, own in self.clients.items()}
+        local = {party: own for party, own in local.items() if own}
+        if not self.rounds:
+            LOG.warning(
+                "the server is trusted (semi-honest): two sums tell it what those sent together "
+                "who are in one alone (`flower-graph docs security#what-sums-over-time-tell`)"
+            )
+        m, dropped = len(local), math.floor(self.dropout * len(chosen))
+        honest, hosts = (n - math.floor(self.corrupt * n) for n in (len(chosen), m))
+        if honest < 2 or hosts < min(m, 2):
+            few = f"{len(chosen)} clients, a sum needs at least 2 that do not collude"
+            few += f", of {min(m, 2)} SuperNodes (corrupt {self.corrupt:g})"
+            return self._none(number, few)
+        k, threshold, vanished = ALONE if m == 1 else plan(m, self.dropout, self.corrupt)
+        seed = int.from_bytes(self.run_id, "little")
+        graph = partners(np.arange(m), k, seed, number) if k else np.zeros((1, 0), np.int64)
+        minimum = max(2, threshold + 1, m - vanished, len(chosen) - dropped)
+        parties = np.array(sorted(local), np.int64)
+        circle = Circle(self.run_id, parties, graph, threshold, minimum)
+        return SumRound(self, circle, number, local)
+
+    def _none(self, number: int, why: str) -> SumRound:
+        circle = Circle(self.run_id, NOBODY, NOBODY.reshape(0, 0), 0, 0)
+        one = SumRound(self, circle, number, {})
+        one.skip(why)
+        return one
+
+    # Who is at fault
+
+    def remark(self, reason: Reason) -> None:
+        self.blamed.append(reason)
+
+    def exclude_for(self, reason: Reason) -> None:
+        """Exclude a party, with all clients of its SuperNode."""
+        assert reason.client is not None
+        hosted = set(self.bindings[reason.client].clients.tolist())
+        node = self.bound[min(hosted)]
+        if reason.kind is Cause.PROVEN:
+            self._cheats += node not in self._barred
+            self._barred.add(node)
+        text = f"{reason.text} (client {reason.client}, same SuperNode)"
+        for one in sorted(hosted - self._excluded):
+            is_it = one == reason.client
+            self.remark(reason if is_it else replace(reason, client=one, text=text))
+        self._excluded |= hosted
+
+    def take_blamed(self) -> list[Reason]:
+        blamed, self._told = self.blamed[self._told :], len(self.blamed)
+        return blamed
+
+
+# Without trust: the server carries, the parties check --------------------------------------------
+
+# An honest server makes the parties' checks too, so that no party's lie makes it look like a liar.
+# A sum takes three exchanges: masked vectors, the signed list and shares, which also prepares the
+# next sum. An epoch begins, with three more, when SuperNodes have joined.
+
+TRIES = 3  # lists of commitments, while parties show no seed
+
+
+class PartySums(SumServer):
+    """Carries out sums over parties, SuperNodes with registered keys; callers see only clients.
+
+    `begin` begins an epoch once all that joined have enrolled; in each round parties sign the list
+    of members before they show shares.
+
+    Parameters
+    ----------
+    registry : Path or str
+        The registry's file, which is read again before each sum.
+    dropout, corrupt : float
+        Shares of the parties that may vanish during a sum, and that may collude with the server.
+    differ_by : int
+        SuperNodes that two sums of a purpose differ by at least, unless they have the same; the
+        server leaves out more to comply. No party takes less than its own ``differ-by``.
+
+    Raises
+    ------
+    IdentityError
+        If the registry cannot be read.
+    ValueError
+        If a share is impossible, or the registry has too few parties for a sum.
+    """
+
+    registry: Registry
+
+    def __init__(
+        self,
+        registry: Path | str,
+        *,
+        dropout: float = 0.3,
+        corrupt: float = 0.1,
+        differ_by: int = USUAL_DIFFERENCE,
+    ) -> None:
+        super().__init__(dropout=dropout, corrupt=corrupt)
+        shares = f"dropout is {dropout}, corrupt {corrupt}; both must be below 0.5"
+        refuse_if(max(dropout, corrupt) >= 0.5, shares, ValueError)
+        refuse_if(differ_by < 1, f"differ_by is {differ_by}, must be at least 1", ValueError)
+        self._registry_file, self.registry = registry, Registry.read(registry)
+        active, fewest = len(self.registry.active), self.fewest_nodes
+        why = f"the registry has {active} parties, a sum needs {fewest}"
+        refuse_if(active < fewest, why, ValueError)
+        self._differ_by = differ_by
+        self._cheating: set[int] = set()  # parties
+        self._fresh: set[int] = set()  # parties that have bound themselves for the next epoch
+        # The parties' agreement; None before the first epoch, or under a new registry
+        self.epoch: Epoch | None = None
+        self.lists = 0  # of commitments that were shown; parties answer ``MOST_LISTS``
+
+    @property
+    def fewest_nodes(self) -> int:  # type: ignore[override]
+        return self.registry.minimum
+
+    @property
+    def parties(self) -> list[int]:
+        return sorted(set(self.nodes.values()) - self._cheating)
+
+    @property
+    def members(self) -> list[int]:
+        return [] if self.epoch is None else self.epoch.parties.tolist()
+
+    @property
+    def _taking_part(self) -> set[int]:
+        return set(self.members) - self._cheating
+
+    @property
+    def excluded(self) -> set[int]:
+        return set(self.hosted(self._cheating & self.bindings.keys()))
+
+    @property
+    def out(self) -> set[int]:
+        return set(self.hosted(self.bindings.keys() - self._taking_part))
+
+    def hosted(self, parties: Iterable[int]) -> list[int]:
+        return sorted(c for party in parties for c in self.bindings[party].clients.tolist())
+
+    def epoch_clients(self) -> dict[int, list[int]]:
+        return {party: self.hosted([party]) for party in sorted(self._taking_part)}
+
+    def exclude(self, clients: Iterable[int]) -> None:
+        parties = self.registry.parties.values()
+        self._cheating |= {p.number for c in clients for p in parties if p.may_host([c])}
+
+    # Who is there
+
+    def check_keys(self, node: int, reply: KeyReply) -> None:
+        self._check_run(reply)
+        try:
+            reply.verify(self.registry, MOST_BLOCK)
+        except IdentityError as error:
+            raise MalformedReplyError(str(error)) from error
+        points = reply.declared[:, 1].sum()
+        why = f"party {reply.number}: {points} points, above {MOST_POINTS}"
+        refuse_if(points > MOST_POINTS, why, MalformedReplyError)
+
+    def knows(self, old: int, reply: KeyReply) -> bool:
+        return reply.number in self._taking_part and super().knows(old, reply)
+
+    def enrolled(self, node: int, answer: KeyReply) -> None:
+        if node in self.nodes:  # it has been renamed
+            return
+        party, home = answer.number, self.node_of_party(answer.number)
+        refuse = partial(refuse_if, error=MalformedReplyError)
+        refuse(home is not None, f"party {party} is at node {home} already")
+        if party not in self._taking_part or not self._is_same(answer):
+            is_over = self.lists >= MOST_LISTS
+            refuse(is_over, f"{MOST_LISTS} lists were shown: nobody can join any more")
+            self.bindings[party] = answer  # one that goes on has the binding that all know
+            self._fresh.add(party)
+        self.nodes[node] = party
+
+    def take_binding(self, node: int, reply: KeyReply) -> None:
+        """Take a binding with another seed, for the next epoch."""
+        self.check_keys(node, reply)
+        home = self.node_of_party(reply.number)
+        why = f"party {reply.number} is at node {home} already"
+        refuse_if(home not in (None, node), why, MalformedReplyError)
+        clients = reply.clients.tolist()
+        self.bindings[reply.number], self.nodes[node] = reply, reply.number
+        self.clients[node] = clients
+        self._arrays.pop(node, None)
+        self.bound |= dict.fromkeys(clients, node)
+
+    def forget(self, node: int) -> None:
+        self._fresh.discard(self.nodes[node])
+        super().forget(node)
+
+    def renew(self) -> None:
+        try:
+            registry = Registry.read(self._registry_file)
+        except IdentityError as error:
+            LOG.error("%s: the version before goes on", error)
+            return
+        if registry.digest == self.registry.digest:
+            return
+        old, new = self.registry.parties, registry.parties
+        keyed = [number for number in old.keys() & new.keys() if old[number].key != new[number].key]
+        revoked = [n for n in old if n not in new or (new[n].revoked and not old[n].revoked)]
+        words = "another registry, %s; joined: %s, with another key: %s, revoked: %s"
+        joined = sorted(new.keys() - old.keys())
+        LOG.warning(words, registry.digest.hex()[:16], joined, keyed, revoked)
+        self.registry, self.epoch = registry, None
+        self._give_up_rounds()
+        for node in [*self.nodes]:  # to be asked for bindings under this registry
+            self.forget(node)
+
+    def _give_up_rounds(self) -> None:
+        for one in self.rounds:
+            one.skip(self._too_few)
+
+    @property
+    def _too_few(self) -> str:
+        return f"{len(self.parties)} parties, a sum needs {self.fewest_nodes}"
+
+    # Epochs
+
+    def begin(self, server_round: int, tell: Tell, nodes: Collection[int], limit: float) -> bool:
+        """Begin an epoch if a party has joined; return whether one has begun."""
+        present = {party for node, party in self.nodes.items() if node in nodes} - self._cheating
+        if present <= self._taking_part - self._fresh:
+            return False
+        for _ in range(TRIES):
+            if self.lists >= MOST_LISTS:
+                return False
+            old = {node for node, party in self.nodes.items() if party in present - self._fresh}
+            present &= self._bind(server_round, tell, old) | self._fresh
+            if len(present) < self.fewest_nodes:
+                return False
+            self._fresh -= present  # whatever comes of it, their seeds are shown
+            if self.agree(server_round, tell, present, limit):
+                return True
+            present &= set(self.nodes.values())
+        return False
+
+    def _bind(self, server_round: int, tell: Tell, nodes: Collection[int]) -> set[int]:
+        requests = dict.fromkeys(sorted(nodes), KeyRequest(self.run_id, signed=True))
+        replies = tell(server_round, "sum_enroll", requests, KeyReply, self.take_binding)
+        for entry in replies.rejected:  # with a version of the registry that is old, for one
+            if entry.node_id in self.nodes:
+                self.forget(entry.node_id)
+        return {party for node, party in self.nodes.items() if node in replies.values}
+
+    def agree(self, server_round: int, tell: Tell, present: Collection[int], limit: float) -> bool:
+        """Have the parties that are present show their seeds, and begin the epoch of these.
+
+        ``limit`` is the largest size of a number in the sums. Returns whether it has begun: not if
+        a party shows no seed, which is then forgotten.
+        """
+        parties = sorted(set(self.parties).intersection(present))
+        bindings = [self.bindings[party] for party in parties]
+        declared = np.concatenate([one.declared for one in bindings])
+        # Each that is in a sum has as many partners there as the threshold, which may be as high as
+        # the registry's minimum, or above it, where fewer may vanish than that minimum allows.
+        shares = self.dropout, self.corrupt
+        minimum = max(self.fewest_nodes, plan_of(len(parties), *shares)[1] + 1)
+        terms = *shares, minimum, self._differ_by, limit, np.array(parties, np.int64)
+        promised = np.stack([one.commitment for one in bindings])
+        points = declared[np.argsort(declared[:, 0])]
+        shown = RevealRequest(self.run_id, self.lists, *terms, promised, points)
+        self.lists += 1
+        nodes = {node: party for node, party in self.nodes.items() if party in parties}
+        take = partial(self._seed, shown)
+        replies = tell(server_round, "sum_reveal", dict.fromkeys(nodes, shown), RevealReply, take)
+        if silent := nodes.keys() - replies.values.keys():
+            for node in silent & self.nodes.keys():
+                self.forget(node)
+            return False
+        seed_of = {nodes[node]: seed for node, seed in replies.values.items()}
+        seeds = rows_of([seed_of[party] for party in parties], len(parties), -1)
+        epoch = self.epoch = Epoch.agreed(shown, self.registry.digest, seeds)
+        self._give_up_rounds()
+        if self._differ_by > max(1, len(parties) - epoch.minimum):
+            about = len(parties), epoch.minimum, DIFFER_BY, self._differ_by
+            words = "%d SuperNodes, at least %d in a sum, %s %d: no sums while one is missing"
+            LOG.warning(words, *about)
+        requests = {}
+        for node, party in nodes.items():
+            row = epoch.parties[epoch.partners[epoch.index(party)]].tolist()
+            signed = [self.bindings[partner] for partner in row]
+            keys = np.stack([one.channel_key for one in signed])
+            signatures = np.stack([one.signature for one in signed])
+            clients = [one.clients for one in signed]
+            sizes = np.array([one.size for one in clients], np.int64)
+            rows = seeds, keys, signatures, sizes, np.concatenate(clients)
+            requests[node] = EpochRequest(self.run_id, *rows)
+
+        def check(node: int, reply: EpochReply) -> None:
+            is_other = reply.digest.tobytes() != epoch.digest
+            refuse_if(is_other, "its party has another epoch", MalformedReplyError)
+
+        tell(server_round, "sum_epoch", requests, EpochReply, check)
+        return True
+
+    def _seed(self, shown: RevealRequest, node: int, reply: RevealReply) -> bytes:
+        party, seed = self.nodes[node], reply.seed.tobytes()
+        is_other = (reply.run_id, reply.number) != (self.run_id, shown.number)
+        why = f"list {reply.number}: not the one that is open"
+        refuse_if(is_other, why, MalformedReplyError)
+        if commit(self.run_id, party, seed) != self.bindings[party].commitment.tobytes():
+            text = "it has committed to another seed of the graph"
+            self.exclude_for(Reason(Cause.PROVEN, text, party))
+            raise MalformedReplyError(f"party {party}: {text}")
+        return seed
+
+    # Rounds, and who is at fault
+
+    def _begin(self, number: int, clients: set[int]) -> SumRound:
+        if (epoch := self.epoch) is None:
+            return self._none(number, self._too_few)
+        hosted = self.epoch_clients().items()
+        local = {party: own for party, own in hosted if not clients.isdisjoint(own)}
+        return SumRound(self, epoch, number, local)
+
+    def remark(self, reason: Reason) -> None:
+        party = reason.client
+        if party is None or reason.kind is Cause.LEFT_OUT:  # of a client, not of its party
+            super().remark(reason)
+            return
+        text = f"{reason.text} (party {party})"
+        self.blamed += [replace(reason, client=c, text=text) for c in self.hosted([party])]
+
+    def exclude_for(self, reason: Reason) -> None:
+        assert reason.client is not None
+        self.remark(reason)
+        self._cheating.add(reason.client)
+
+
+# Sums over messages ------------------------------------------------------------------------------
 
 
 class SecureSum:
@@ -116,7 +588,7 @@ class SecureSum:
     ----------
     exchange : Exchange or callable
         How messages are sent. With a callable, such as ``Session.send``, the caller enrols
-        SuperNodes in ``members`` and drives the stages: `ready`, `requests`, `reveal`, `result`.
+        SuperNodes in ``server`` and drives the stages: `begin`, `ready`, `requests`, `open`.
     limit : float
         Largest absolute value of a single number; a client with a larger one is left out.
     resolution : float
@@ -130,8 +602,6 @@ class SecureSum:
         SuperNodes to wait for.
     guard : bool
         Whether words have bits to spare for pads that clients add (`flower_graph.secure.ring`).
-    members : SumMembership, optional
-        The SuperNodes with their keys, if the caller enrols them; ``server`` is theirs then.
     """
 
     def __init__(
@@ -144,16 +614,13 @@ class SecureSum:
         timeout: float = 600.0,
         min_nodes: int = 1,
         guard: bool = False,
-        members: SumMembership | None = None,
     ) -> None:
-        self.members = members or SumMembership(server or SumServer())
-        self.server = server = self.members.sums
+        self.server = server = server or SumServer()
         self._exchange, self._timeout = exchange, timeout
         send = exchange if callable(exchange) else partial(exchange.send, timeout=timeout)
         self._send: Send = send
         self.number = -1  # of the newest sum
         self.round: SumRound  # of it, from when it is made ready
-        self._done: SumRound  # that was unmasked last
         self.clients: list[int] = []  # that it was made ready for; none if none is ready
         self._limit = limit
         self.ring_for = partial(Ring.fit, limit=limit, resolution=resolution, guard=guard)
@@ -183,14 +650,8 @@ class SecureSum:
             ready take part from the next one on.
         """
         self.prepare(server_round)
-        requests = {
-            node: as_record(entries, config or {})
-            for node, entries in self.requests(length).items()
-        }
-        limit = reply_bytes(length, len(self.clients))
-        self._ask(
-            requests, server_round, self.take, message_type="train.sum_mask", max_reply_bytes=limit
-        )
+        contents = dict.fromkeys(self.server.clients, config or {})
+        self.send(server_round, self.requests(length), contents, "train.sum_mask")
         return self.close(server_round)
 
     # The same in four steps, for messages of the caller's own that carry the masked vectors
@@ -214,19 +675,17 @@ class SecureSum:
             Clients that the sum is for, ascending. At most the server's share ``dropout`` of them
             may be missing from it, else it is skipped.
         """
-        members, exchange, timeout = self.members, self._exchange, self._timeout
+        server, exchange, timeout = self.server, self._exchange, self._timeout
         assert isinstance(exchange, Exchange)
-        if nodes is None:
-            nodes = exchange.nodes(self._min_nodes, timeout)
-        present = set(nodes)
-        self.server.renew()
-        members.hosted = nodes if isinstance(nodes, Mapping) else None
-        self.rejected += members.ask(exchange, sorted(present), server_round, timeout)
-        for gone in members.clients.keys() - present:
-            members.forget(gone)
+        present = exchange.nodes(self._min_nodes, timeout) if nodes is None else sorted(nodes)
+        server.renew()
+        server.permitted = nodes if isinstance(nodes, Mapping) else None
+        self.rejected += server.ask(exchange, present, server_round, timeout)
+        for gone in server.clients.keys() - set(present):
+            server.forget(gone)
         self.begin(server_round, present)
         if not self.clients:
-            self.ready(server_round, self.server.clients)
+            self.ready(server_round, server.available)
         return self.clients
 
     def requests(
@@ -243,6 +702,18 @@ class SecureSum:
         masks = self.round.mask_requests(length, self.ring.word, terms)
         return {node: mask.to_config() | ring for node, mask in masks.items()}
 
+    def send(
+        self,
+        server_round: int,
+        entries: Mapping[int, Config],
+        contents: Mapping[int, Message | Mapping[str, Any]],
+        message_type: str,
+    ) -> None:
+        """Send messages of the caller's own with these entries, and take the masked sums."""
+        requests = {node: as_record(contents[node], given) for node, given in entries.items()}
+        most = reply_bytes(self.round.total.size, len(self.clients))
+        self._ask(requests, server_round, self.take, message_type, most)
+
     def take(
         self, node: int, content: RecordDict, record: str = ARRAYS, array: str = MASKED_SUM
     ) -> list[int]:
@@ -258,7 +729,7 @@ class SecureSum:
 
     def close(self, server_round: int) -> Summed | Skipped:
         """Remove the masks, in an exchange that also makes the next sum ready."""
-        ring, result = self.ring, self.close_padded(server_round)
+        ring, result = self.ring, self.open(server_round, self.server.available)
         if isinstance(result, Skipped):
             return result
         try:
@@ -269,89 +740,70 @@ class SecureSum:
             return Skipped(Reason(Cause.SKIPPED, text))
         return Summed(values, result.contributors)
 
-    def close_padded(self, server_round: int) -> SumResult | Skipped:
-        """Remove the masks alone: of a sum under pads, the server has the words."""
-        self.reveal(server_round, self.server.clients)
-        return self.result()
-
     def take_rejected(self) -> list[Rejected]:
         rejected, self.rejected = self.rejected, []
         return rejected
 
+    def take_faults(self) -> tuple[dict[int, str], list[dict[str, object]]]:
+        """Return clients at fault since the last call, and a report's entries of all left out."""
+        blamed, rejected = self.server.take_blamed(), self.take_rejected()
+        failed = {one.client: str(one) for one in blamed if one.client is not None}
+        entries = [{"node": one.node_id, "reason": one.reason} for one in rejected]
+        return failed, [*entries, *({"client": c, "reason": why} for c, why in failed.items())]
+
     def forget(self, node: int) -> None:
         """Remove a SuperNode that has lost its keys; it is asked for new ones."""
-        if node in self.members.clients:
-            self.members.forget(node)
+        if node in self.server.clients:
+            self.server.forget(node)
 
     # The stages, over messages that a caller may send
-
-    def at(self, clients: Iterable[int], nodes: Collection[int]) -> list[int]:
-        """Return the clients among `clients` that these SuperNodes host."""
-        homes = self.server.homes
-        return [client for client in clients if homes.get(client) in nodes]
 
     def begin(self, server_round: int, nodes: Collection[int]) -> bool:
         """Have clients agree on the members, if need be; return whether they began anew."""
         begun = self.server.begin(server_round, self.tell, nodes, self._limit)
-        # Parties without a binding for the next epoch are asked again.
-        for node in self.members.clients.keys() - self.server.homes.values():
-            self.members.forget(node)
-        if begun:
-            self.give_up()
+        self.clients = [] if begun else self.clients
         return begun
 
-    def give_up(self) -> None:
-        self.clients = []
+    def ready(self, server_round: int, clients: Iterable[int]) -> None:
+        """Prepare a sum for some clients, in an exchange of its own."""
+        self._turn(server_round, clients)
 
-    def ready(self, server_round: int, clients: Iterable[int]) -> list[Rejected]:
-        """Prepare a sum for some clients, in an exchange of its own; return silent SuperNodes."""
-        return self._unmask_and_prepare(server_round, list(clients), {})
+    def open(self, server_round: int, following: Iterable[int] | None) -> SumResult | Skipped:
+        """Remove the masks of the newest sum and prepare the next, in one exchange.
 
-    def reveal(self, server_round: int, following: Iterable[int] | None) -> list[Rejected]:
-        """Ask for the shares of the newest sum and prepare the next, in one exchange.
-
-        ``following`` are the clients of the next sum; None: no next sum yet. Returns the SuperNodes
-        without a usable answer.
+        ``following`` are the clients of the next sum; None: no next sum yet. The words of a sum
+        under pads are for others to read.
         """
-        done = self._done = self.round
+        done = self.round
         # Parties that do not trust the server settle and sign the list of members
         self.tell(server_round, "sum_list", done.list_requests(), ListReply, done.take)
-        return self._unmask_and_prepare(server_round, following, done.unmask_requests())
+        self._turn(server_round, following, done)
+        return done.result()
 
-    def result(self) -> SumResult | Skipped:
-        return self._done.result()
-
-    def _unmask_and_prepare(
-        self,
-        server_round: int,
-        following: Iterable[int] | None,
-        unmask: Mapping[int, UnmaskRequest],
-    ) -> list[Rejected]:
-        prepare = dict[int, PrepareRequest]()
+    def _turn(
+        self, server_round: int, following: Iterable[int] | None, done: SumRound | None = None
+    ) -> None:
+        # Any: requests and replies of two kinds
+        stages: list[tuple[SumRound, dict[int, Any], Any]] = []
+        if done is not None:
+            stages.append((done, done.unmask_requests(), UnmaskReply))
         self.clients = list(following or ())
         if following is not None:
             self.number += 1
             self.ring = self.ring_for(max(1, len(self.clients)))
             self.round = self.server.open_round(self.number, self.clients)
-            prepare = self.round.prepare_requests()
-        shared = self._done.partners.shape[1] if unmask else 0
-        prepared = self.round.partners.shape[1] if prepare else 0
+            stages.append((self.round, self.round.prepare_requests(), PrepareReply))
 
         def read(node: int, content: RecordDict) -> None:
-            if node in unmask:
-                self._done.take(node, UnmaskReply.read(content, k=shared))
-            if node in prepare:
-                self.round.take(node, PrepareReply.read(content, k=prepared))
+            for one, asked, kind in stages:
+                if node in asked:
+                    one.take(node, kind.read(content, k=one.partners.shape[1]))
 
-        requests = {
-            node: as_record(*(asked[node] for asked in (unmask, prepare) if node in asked))
-            for node in {**unmask, **prepare}
-        }
-        if not requests:
-            return []
-        most, kind = sum_bytes(shared, prepared), "train.sum_unmask"
-        replies = self._ask(requests, server_round, read, message_type=kind, max_reply_bytes=most)
-        return replies.rejected
+        nodes = dict.fromkeys(node for _, asked, _ in stages for node in asked)
+        requests = {n: as_record(*(a[n] for _, a, _ in stages if n in a)) for n in nodes}
+        if requests:
+            most = sum_bytes(max(one.partners.shape[1] for one, *_ in stages))
+            self._ask(requests, server_round, read, "train.sum_unmask", most)
 
     def tell(
         self,
@@ -364,33 +816,25 @@ class SecureSum:
         """Ask SuperNodes for replies of one kind, without vectors; each is taken as it comes."""
         if not requests:
             return Replies()
-        return self._ask(
-            {node: request.to_record() for node, request in requests.items()},
-            server_round,
-            lambda node, content: take(node, kind.read(content)),
-            message_type=f"train.{action}",
-            max_reply_bytes=setup_bytes(),
-        )
+        contents = {node: request.to_record() for node, request in requests.items()}
+
+        def read(node: int, content: RecordDict) -> object:
+            return take(node, kind.read(content))
+
+        return self._ask(contents, server_round, read, f"train.{action}", setup_bytes())
 
     def _ask(
         self,
         requests: Mapping[int, RecordDict],
         server_round: int,
         read: Callable[[int, RecordDict], T],
-        *,
         message_type: str,
-        max_reply_bytes: int,
+        most: int,
     ) -> Replies[T]:
-        replies = self._send(
-            requests,
-            message_type=message_type,
-            server_round=server_round,
-            read=read,
-            max_reply_bytes=max_reply_bytes,
-        )
-        if isinstance(self._exchange, Exchange):
-            self.rejected += replies.rejected
-            for entry in replies.rejected:
-                if entry.kind is Kind.STATE_LOST:
-                    self.forget(entry.node_id)
+        how = {"message_type": message_type, "max_reply_bytes": most}
+        replies = self._send(requests, server_round=server_round, read=read, **how)
+        self.rejected += replies.rejected
+        for entry in replies.rejected if isinstance(self._exchange, Exchange) else ():
+            if entry.kind is Kind.STATE_LOST:
+                self.forget(entry.node_id)
         return replies

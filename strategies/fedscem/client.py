@@ -44,7 +44,6 @@ from flower_graph.outputs.files import Snapshot, predictions_from
 from flower_graph.privacy.noise import ClientNoise
 from flower_graph.secure.align.client import AlignmentClient, SlotTable
 from flower_graph.secure.channel import framed
-from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.secure.ring import CHECKS, REFUSAL, Ring, checks_of
 from flower_graph.secure.sum.client import MaskingClient, SumClient
@@ -362,7 +361,7 @@ class EgoNetworkClient(MaskingClient):
             union = aligner.unite(config)
             if self.trust is not None:
                 # Two sums of tables in one alignment, one of them without us, differ by our table.
-                Journal(self.trust.journal).contribute(union.epoch, TABLE, self.trust.run)
+                self.trust.journal.contribute(union.epoch, TABLE)
             ready = set(aligner.finished)
             present = [client for client in mask.clients.tolist() if client in ready]
             table = aligner.sketch(union.cells, present)
@@ -532,7 +531,7 @@ class EgoNetworkClient(MaskingClient):
         if request.sums is not None and self.settings.mu:
             try:
                 if self.trust is not None:  # every change has the same consequence
-                    with Journal(self.trust.journal).one_trial(before, FUSIONS, self.trust.run):
+                    with self.trust.journal.one_trial(before, FUSIONS):
                         reading.check(request.sums)
                 shared = reading.means(request.sums, clients, self._device)
                 is_shared = reading.layout.slots > 0

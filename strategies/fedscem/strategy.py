@@ -36,9 +36,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,10 @@ from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import KeyReply, MaskedReply
-from flower_graph.secure.sum.server import PartySums, Skipped, SumServer
+from flower_graph.secure.sum.server import Skipped
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session, renamed
-from flower_graph.server.sums import SecureSum, SumMembership, as_record
+from flower_graph.server.sums import PartySums, SecureSum, SumServer, Tell, as_record
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.fedscem.client import (
     SUMMED_NAMES,
@@ -195,7 +196,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             run=session.run,
             counting=self.counting,
         )
-        distrusted = session.members.parties is not None
+        distrusted = session.members.registry is not None
         self.layout = base.vector_layout(self.settings, session.num_slots, checked=distrusted)
         if self.ring is not None:
             aligner = session.members.aligner
@@ -326,13 +327,9 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         session, sums = self.session, self.session.sums
         found = RoundSum(sums.number)
         is_last = server_round > session.rounds
-        revealed = sums.reveal(server_round, None if is_last else session.sample(server_round + 1))
-        result = sums.result()
-        found.failed = {
-            one.client: str(one) for one in sums.server.take_blamed() if one.client is not None
-        }
-        found.rejected = [{"node": one.node_id, "reason": one.reason} for one in revealed]
-        found.rejected += [{"client": client, "reason": w} for client, w in found.failed.items()]
+        sums.rejected.clear()  # the session has those that were silent before
+        result = sums.open(server_round, None if is_last else session.sample(server_round + 1))
+        found.failed, found.rejected = sums.take_faults()
         for entry in found.rejected:
             LOG.warning("round %d: %s", server_round, entry)
         if isinstance(result, Skipped):
@@ -493,15 +490,18 @@ class EgoSession(Session):
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
     ) -> None:
-        server = SumServer(dropout=how.dropout)
+        members = EgoMembership(dropout=how.dropout)
         if how.registry is not None:
-            server = PartySums(how.registry, dropout=how.dropout, differ_by=how.differ_by)
-        members = EgoMembership(how.alignment, server, how.least_holders)
+            members = EgoParties(how.registry, dropout=how.dropout, differ_by=how.differ_by)
+        members.alignment = how.alignment if members.registry is None else VERIFIED
+        is_plain, about = how.alignment == "plain", (members.registry, members.run_id)
+        members.aligner = AlignmentServer(how.least_holders, *about, plain=is_plain)
+        members.unsent = {}
         super().__init__(members, how, seed, checkpoint_dir, checkpoint_every)
-        self.min_nodes = max(server.fewest_nodes, self.min_nodes)
+        self.min_nodes = max(members.fewest_nodes, self.min_nodes)
         self.sums = SecureSum(
             self.send,
-            members=self.members,
+            server=members,
             limit=how.limit,
             resolution=min(how.resolution, math.inf if how.model_sharing == "none" else FINE),
             guard=True,
@@ -517,37 +517,36 @@ class EgoSession(Session):
         hosted, out = self.members.clients, self.unaligned
         return {n: [c for c in local if c not in out] for n, local in hosted.items()}
 
-    @property
-    def everyone(self) -> list[int]:
-        known = {client for clients in self.clients.values() for client in clients}
-        return sorted(known - self.sums.server.out)
+    def everyone(self, nodes: Collection[int] | None = None) -> list[int]:
+        """Return the clients that may be in the next sum, of some SuperNodes or of all."""
+        hosted = [own for n, own in self.clients.items() if nodes is None or n in nodes]
+        return sorted(set(chain.from_iterable(hosted)) - self.members.out)
 
     # Set-up
 
     def admit(self, server_round: int) -> bool:
         """Enrol and align SuperNodes that are new; return whether the slots may have changed."""
         members = self.members
-        self.sums.server.renew()
+        members.renew()
         self.enrol(server_round)
         has_new, members.has_new = members.has_new, False
         begun = self.sums.begin(server_round, self.connected)
         if begun:
-            members.begin_epoch()
             self.unaligned.clear()
-        if not self.everyone:
+        if not self.everyone():
             reasons = reasons_of(self.rejected)
             raise NoClientsError(f"no SuperNode hosts clients of this run: {reasons}")
-        if members.parties is None:
+        if members.registry is None:
             begun = has_new or members.aligner.is_behind
         if begun:
             self._align(server_round)
-            self.sums.give_up()  # the prepared sum does not have them
+            self.sums.clients = []  # the prepared sum does not have them
         return begun
 
     def _align(self, server_round: int) -> None:
         members, aligner = self.members, self.members.aligner
         self._ask_stages(server_round)
-        while aligner.waits(self.sums.server.out):
+        while aligner.waits(members.out):
             self._unite(server_round)
             self._ask_stages(server_round)  # after a failed union all are aligned again
         for why, clients in grouped(dict(aligner.blamed[self._told :])).items():
@@ -559,7 +558,7 @@ class EgoSession(Session):
         aligned, blamed = set(aligner.aligned), dict(aligner.blamed)
         everyone = [*self.unaligned, *(c for local in members.clients.values() for c in local)]
         self.unaligned = {c: blamed.get(c, "not aligned") for c in everyone if c not in aligned}
-        if not self.everyone:
+        if not self.everyone():
             raise AlignmentError("no client was aligned; the log names the reasons")
 
     def _ask_stages(self, server_round: int) -> None:
@@ -576,27 +575,29 @@ class EgoSession(Session):
             )
 
     def _unite(self, server_round: int) -> None:
-        aligner = self.members.aligner
+        aligner, sums = self.members.aligner, self.sums
         clients = aligner.uniting
-        silent = self.sums.ready(server_round, clients)
+        sums.rejected.clear()
+        sums.ready(server_round, clients)
         unions = aligner.union_requests()
         first = next(iter(unions.values()))
         length = 3 * first.cells
-        masks = self.sums.round.mask_requests(length, 64, union_terms(first.epoch))
+        masks = sums.round.mask_requests(length, 64, union_terms(first.epoch))
         asked = {n: as_record(unions[n], mask) for n, mask in masks.items() if n in unions}
         replies = self.send(
             asked,
             server_round,
-            partial(self.sums.take, record=SUMS, array=TOTAL),
+            partial(sums.take, record=SUMS, array=TOTAL),
             message_type="train.union",
             max_reply_bytes=reply_bytes(length, self.most_clients),
         )
-        silent += [*replies.rejected, *self.sums.reveal(server_round, None)]
-        result = self.sums.result()
+        result = sums.open(server_round, None)
         if not isinstance(result, Skipped):
             aligner.take_union(result.total, result.contributors.tolist())
-        elif self.sums.server.out.isdisjoint(clients):  # otherwise the spoiler is known
-            absent = self.sums.at(clients, {entry.node_id for entry in silent})
+        elif self.members.out.isdisjoint(clients):  # otherwise the spoiler is known
+            silent = {entry.node_id for entry in [*replies.rejected, *sums.rejected]}
+            hosted = self.members.clients
+            absent = [c for c in clients if any(c in hosted.get(node, ()) for node in silent)]
             for node, listed in replies.values.items():
                 absent += [c for c in masks[node].clients.tolist() if c not in listed]
             aligner.union_failed(f"their tables could not be added up: {result.reason}", absent)
@@ -606,31 +607,24 @@ class EgoSession(Session):
         return max(map(len, self.clients.values()), default=0)
 
     def sample(self, server_round: int) -> list[int]:
-        everyone = self.sums.at(self.everyone, set(self.exchange.grid.get_node_ids()))
+        everyone = self.everyone(set(self.exchange.grid.get_node_ids()))
         if not everyone:
             raise NoClientsError(f"round {server_round}: no client of the run is connected")
         drawn = self.draw(len(everyone), server_round, least=self._fewest)
         return [everyone[index] for index in drawn]
 
 
-class EgoMembership(SumMembership):
+class EgoMembership(SumServer):
     """The clients of each SuperNode, their keys, and which slots they know."""
 
     message_type = "query"
-
-    def __init__(self, alignment: str, sums: SumServer, least_holders: int) -> None:
-        super().__init__(sums)
-        self.alignment = alignment
-        self.parties = sums if isinstance(sums, PartySums) else None
-        registry, is_plain = sums.registry, alignment == "plain"
-        self.aligner = AlignmentServer(least_holders, registry, sums.run_id, plain=is_plain)
-        if registry is not None:
-            self.alignment = VERIFIED
-        self.has_new = False  # whether SuperNodes have enrolled since clients were aligned
-        self.unsent: dict[int, dict[str, object]] = {}  # what tells each SuperNode its slots
+    alignment: str  # its form
+    aligner: AlignmentServer
+    has_new = False  # whether SuperNodes have enrolled since clients were aligned
+    unsent: dict[int, dict[str, object]]  # what tells each SuperNode its slots
 
     def question(self, resume: Resume) -> RecordDict:
-        return EgoEnrolment(self.sums.run_id, self.alignment, resume).to_record()
+        return EgoEnrolment(self.run_id, self.alignment, resume).to_record()
 
     def read(self, node: int, content: RecordDict) -> KeyReply:
         keys = super().read(node, content)
@@ -644,28 +638,34 @@ class EgoMembership(SumMembership):
         self.unsent = renamed(self.unsent, old, node)
 
     def enrolled(self, node: int, answer: KeyReply) -> None:
-        if self.sums.homes.get(answer.clients[0]) != node:
-            super().enrolled(node, answer)
+        is_renamed = node in self.nodes
+        super().enrolled(node, answer)
+        if not is_renamed:
             self.aligner.enroll(node, answer.clients.tolist())
             self.has_new = True
         if answer.handled == 0 and not self.absent.isdisjoint(answer.clients):
             LOG.warning("node %d has lost its state: its clients begin anew", node)
 
-    def begin_epoch(self) -> None:
-        """Let the parties of a new epoch be aligned, and nobody else."""
-        parties, aligner = self.parties, self.aligner
-        assert parties is not None and parties.epoch is not None
-        members = parties.epoch_clients()
-        aligner.forget(set(aligner.members) - {c for local in members.values() for c in local})
-        for party, local in members.items():
-            node = parties.node_of_party(party)
-            assert node is not None  # the parties of a new epoch are connected
-            aligner.enroll(node, local)
-        aligner.begin(parties.epoch.digest, members, parties.registry)
-
     def forget(self, node: int) -> None:
         self.aligner.forget(self.clients[node])
         super().forget(node)
+
+
+class EgoParties(EgoMembership, PartySums):
+    """The same of SuperNodes that do not trust the server."""
+
+    def begin(self, server_round: int, tell: Tell, nodes: Collection[int], limit: float) -> bool:
+        """Let the parties of a new epoch be aligned, and nobody else."""
+        begun = super().begin(server_round, tell, nodes, limit)
+        if begun and self.epoch is not None:
+            members, aligner = self.epoch_clients(), self.aligner
+            aligner.forget(set(aligner.members) - {c for own in members.values() for c in own})
+            for party, local in members.items():
+                node = self.node_of_party(party)
+                assert node is not None  # the parties of a new epoch are connected
+                aligner.enroll(node, local)
+            aligner.begin(self.epoch.digest, members, self.registry)
+        return begun
 
 
 # Baselines ----------------------------------------------------------------------------------------

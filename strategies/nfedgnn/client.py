@@ -40,7 +40,6 @@ from flower_graph.secure.common_key import (
     KeyPacket,
     ShareKeyRequest,
 )
-from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.secure.ring import CHECKS, Ring, RingArray
 from flower_graph.secure.sum.client import MaskingClient
@@ -576,8 +575,7 @@ class CommonLayerClient(UsersClient, MaskingClient):
         of = hidden.sum_run, hidden.sum_round, detail_of(advance.layer_round, advance.before)
         with ExitStack() as stack:
             if (trust := self.trust) is not None:
-                journal = Journal(trust.journal)
-                stack.enter_context(journal.one_trial(advance.layer_round, STEPS, trust.run))
+                stack.enter_context(trust.journal.one_trial(advance.layer_round, STEPS))
             pad = key.pad(*of, hidden.ring, hidden.words.size - self._checks)
             total = pad.taken(hidden.ring, hidden.words, hidden.contributors)
         # At most as long as honest SuperNodes can make it: a liar cannot make it longer.

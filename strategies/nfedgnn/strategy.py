@@ -105,11 +105,10 @@ from flower_graph.secure.common_key import (
     check_signed,
 )
 from flower_graph.secure.ring import CHECKS
-from flower_graph.secure.sum.messages import MaskRequest
-from flower_graph.secure.sum.server import PartySums, Skipped, SumServer
+from flower_graph.secure.sum.server import Skipped
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Membership, Session
-from flower_graph.server.sums import SecureSum
+from flower_graph.server.sums import PartySums, SecureSum, SumServer, as_record
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.nfedgnn.client import (
     AS_PARTY,
@@ -141,8 +140,8 @@ from flower_graph.strategies.nfedgnn.config import (
     StrategyConfig,
 )
 from flower_graph.strategies.nfedgnn.users import UserSettings, bounded
-from flower_graph.wire.arrays import Config, FloatArray, IntArray
-from flower_graph.wire.codec import Message, Resume
+from flower_graph.wire.arrays import FloatArray, IntArray
+from flower_graph.wire.codec import Resume
 from flower_graph.wire.counts import counted
 from flower_graph.wire.exchange import Rejected, Replies, few
 from flower_graph.wire.keys import CONFIG, ROLES, SERVER_ROUND
@@ -582,7 +581,7 @@ class OwnLayer(Layer):
         session.asked = dict(users)
         numbers = max((one.gradient.size for one in requests.values()), default=0)
         return session.send(
-            {node: with_entries(one, relay._config) for node, one in requests.items()},
+            {node: as_record(relay._config, one) for node, one in requests.items()},
             server_round,
             read,
             message_type=message_type,
@@ -903,60 +902,57 @@ class CommonLayer(Layer):
     def _summed(
         self, server_round: int, requests: Mapping[int, GradientRequest]
     ) -> HiddenSum | FloatArray | str:
-        (f, w), length = self.weight_shape, math.prod(self.weight_shape)
-        entries: Mapping[int, Config] = {node: {} for node in requests}
-        voices = {node: self.clients[node][: self._count] for node in requests}
         if self._masks:
-            length += CHECKS * (self._parties is not None)
-            if {*self.sums.clients} != {*chain.from_iterable(voices.values())}:
-                self.sums.give_up()
-            self.sums.prepare(server_round, voices)
-            detail = detail_of(server_round, self.taken.layer_round)
-            entries = self.sums.requests(length, GRADIENTS, detail, padded=True)
+            return self._hidden(server_round, requests)
+        (f, w), length = self.weight_shape, math.prod(self.weight_shape)
 
-        # Any: the sum; a masked sum is kept by its protocol
-        def read(node: int, content: RecordDict) -> Any:
-            if self._masks:
-                return self.sums.take(node, content)
+        def read(node: int, content: RecordDict) -> FloatArray:
             users = requests[node].users.size
             return SumReply.read(content, server_round=server_round, f=f, w=w, p=users).total
 
         replies = self.relay.session.send(
-            {node: with_entries(requests[node], more) for node, more in entries.items()},
+            {node: request.to_record() for node, request in requests.items()},
             server_round,
             read,
             message_type="train.add_up",
-            max_reply_bytes=reply_bytes(length, self._count),
+            max_reply_bytes=reply_bytes(length),
         )
         for node in replies.values:
-            nbytes = length * (WORD // 8 if self._masks else FLOAT)
-            self.tally("up", "sum", requests[node].users, nbytes)
-        hidden = self._opened(server_round, voices, entries) if self._masks else None
-        if missing := entries.keys() - replies.values.keys():
-            self.stoppers = missing
-            return f"missing from {len(missing)} SuperNode(s)"
-        if hidden is not None:
-            return hidden
-        self.stoppers, limit = (), self.relay.section.limit
+            self.tally("up", "sum", requests[node].users, length * FLOAT)
+        self.stoppers = requests.keys() - replies.values.keys()
+        if self.stoppers:
+            return f"missing from {len(self.stoppers)} SuperNode(s)"
+        limit = self.relay.section.limit
         sums = [bounded(replies.values[node], limit) for node in self.present(replies.values)]
         total: FloatArray = np.stack(sums).sum(0, dtype=np.float64).astype(np.float32)
         return total
 
-    def _opened(
-        self, server_round: int, voices: Mapping[int, list[int]], entries: Mapping[int, Config]
+    def _hidden(
+        self, server_round: int, requests: Mapping[int, GradientRequest]
     ) -> HiddenSum | str:
-        session, sums, ring = self.relay.session, self.sums, self.sums.ring
-        result, rejected = sums.close_padded(server_round), sums.take_rejected()
-        session.rejected += rejected
+        session, sums = self.relay.session, self.sums
+        length = math.prod(self.weight_shape) + CHECKS * (self._parties is not None)
+        voices = {node: self.clients[node][: self._count] for node in requests}
+        if {*sums.clients} != {*chain.from_iterable(voices.values())}:
+            sums.clients = []
+        sums.prepare(server_round, voices)
+        detail = detail_of(server_round, self.taken.layer_round)
+        entries = sums.requests(length, GRADIENTS, detail, padded=True)
+        one, ring = sums.round, sums.ring
+        sums.send(server_round, entries, requests, "train.add_up")
+        result, rejected = sums.open(server_round, sums.server.available), sums.take_rejected()
+        session.leave_out(rejected)
+        silent = {entry.node_id for entry in rejected}
+        for node in entries.keys() - silent:
+            self.tally("up", "sum", requests[node].users, length * WORD // 8)
         if isinstance(result, Skipped):
-            self.stoppers = {one.node_id for one in rejected} & voices.keys()
+            self.stoppers = silent & voices.keys()
             return str(result.reason)
         there = {*result.contributors.tolist()}
         self.stoppers = [node for node, local in voices.items() if not there.issuperset(local)]
         if self.stoppers:
             return f"{len(self.stoppers)} of {len(voices)} SuperNodes were left out"
-        mask = MaskRequest.from_config(next(iter(entries.values())))
-        return HiddenSum(len(there), mask.run_id, mask.server_round, ring, result.total)
+        return HiddenSum(len(there), one.run_id, one.number, ring, result.total)
 
     def finish(self, server_round: int) -> None:
         content = RecordDict({CONFIG: ConfigRecord({SERVER_ROUND: server_round})})
@@ -965,13 +961,6 @@ class CommonLayer(Layer):
 
 def _tensor(latent: FloatArray) -> Tensor:
     return torch.tensor(latent, dtype=torch.float32)
-
-
-def with_entries(message: Message, entries: Mapping[str, Any]) -> RecordDict:
-    """Write a message with further entries; its own go first."""
-    content = message.to_record()
-    content[CONFIG] = ConfigRecord({**entries, **content.config_records[CONFIG]})
-    return content
 
 
 # The server's model, as tensors ------------------------------------------------------------------

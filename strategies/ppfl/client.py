@@ -39,7 +39,6 @@ from flower_graph.outputs.files import Embeddings, Predictions, SavedModels, Sna
 from flower_graph.rng import derive_seed
 from flower_graph.secure.channel import framed, rows_of
 from flower_graph.secure.node_config import LEAST_HOLDERS
-from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.registry import SIGNATURE_BYTES, TrustSettings
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import MaskingClient
@@ -679,7 +678,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
         if self.trust is not None:
             run, is_new = str(config.get(RUN_TOKEN, "")), not self._run()
             self._check_run(run, is_new and not config.get(CHECKPOINT))
-            last = Journal(self.trust.journal).last(ROUNDS, run.encode()) or 0
+            last = replace(self.trust.journal, run=run.encode()).last(ROUNDS)
             resume = Resume.from_config(config)
             if self._state.is_due(resume) and resume.server_round < last:
                 raise RefusedError(
@@ -747,7 +746,9 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
         if config["mask-length"] != nodes.size * request.dimension + 2 * len(MEASURED) + size:
             raise RefusedError("the sum has another length than the nodes that are in it")
         self._check_run(request.run, not request.saves)
-        Journal(self.trust.journal).contribute(request.server_round, ROUNDS, self._run().encode())
+        # Of the method's run, which may go on in another run of Flower's
+        journal = replace(self.trust.journal, run=self._run().encode())
+        journal.contribute(request.server_round, ROUNDS)
         return order.meaning(nodes, claims.means, request)
 
     def _check_run(self, run: str, may_differ: bool) -> None:

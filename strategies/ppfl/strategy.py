@@ -62,10 +62,10 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.server import PartySums, Skipped, SumServer
+from flower_graph.secure.sum.server import Skipped
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Membership, Session
-from flower_graph.server.sums import SecureSum
+from flower_graph.server.sums import PartySums, SecureSum, SumServer
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.ppfl.client import (
     MEANS,
@@ -562,13 +562,10 @@ class SecureConsensus(ProcrustesAlignment):
                 each = zip(MEASURED, *hidden.reshape(2, -1).tolist(), strict=True)
                 figures = {name: one / of for name, one, of in each if of >= 1}
             precision = {name: figures[name] for name in PRECISIONS if name in figures}
-        blamed = self.sums.server.take_blamed()
-        failed = {o.client: str(o) for o in blamed if o.client is not None} | failed
-        who = self.session.participation(sorted(used), failed=failed, idle=NOT_READY)
+        at_fault, rejected = self.sums.take_faults()
+        who = self.session.participation(sorted(used), failed=at_fault | failed, idle=NOT_READY)
         report = self.reported(server_round, who, figures, precision, skipped)
-        report.rejected += [{"client": o.client, "reason": str(o)} for o in blamed]
-        rejected = self.sums.take_rejected()
-        report.rejected += [{"node": one.node_id, "reason": one.reason} for one in rejected]
+        report.rejected += rejected
         return report
 
     def came(self, node: int) -> tuple[str, int]:

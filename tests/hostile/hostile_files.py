@@ -166,11 +166,12 @@ def of_parties(place: Path) -> Iterator[Target]:
     file, key = place / "registry.json", place / "key-0"
     write_keys(5, place)
     registry, journal, public = Registry.read(file), place / "own.journal", key.with_suffix(".pub")
-    Journal(journal).contribute(3, b"a run")
+    kept = Journal(journal, b"a run")
+    kept.contribute(3, b"steps")
     yield Target(file, lambda: Registry.read(file))
     yield Target(key, lambda: Identity.read(key, registry))
     yield Target(public, lambda: read_public(public))
-    yield Target(journal, lambda: Journal(journal).last(b"a run"))
+    yield Target(journal, lambda: kept.last(b"steps"))
 
 
 def of_supernode(place: Path) -> Iterator[Target]:

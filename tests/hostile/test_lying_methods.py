@@ -153,7 +153,7 @@ class Changes(Federation):
             context = self.contexts[message.metadata.dst_node_id]
             found = RELAYED & message.content.array_records.keys()
             if found and context.node_config["partition-id"] == 1 and not self.said:
-                journal = trust_of(context).journal
+                journal = trust_of(context).journal.path
                 before = journal.read_bytes()
                 for content in self._changed(message.content, *found):
                     journal.write_bytes(before)  # so that each is a first trial

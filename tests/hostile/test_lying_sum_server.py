@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from lying_grid import edited, struck
-from sum_helpers import LENGTH, TERMS, PartyWorld, World, mask, wire
+from sum_helpers import LENGTH, TERMS, PartyWorld, World, in_journal, mask, wire
 
 from flower_graph.audit.deviating import LyingRound
 from flower_graph.errors import MalformedReplyError, RefusedError
-from flower_graph.secure.parties.epoch import LIST
 from flower_graph.secure.parties.journal import (
     Journal,
     check_difference,
@@ -26,16 +25,14 @@ from flower_graph.secure.parties.journal import (
     members_of,
     set_of,
 )
-from flower_graph.secure.sum import server as party_server
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import (
-    MASK_KEY,
-    SEED,
     ListRequest,
     MaskRequest,
     RevealRequest,
 )
 from flower_graph.secure.sum.server import Skipped, SumRound
+from flower_graph.server import sums as party_server
 from flower_graph.simulation import InProcessGrid
 
 VICTIM, PLACE, STATE = 1003, 3, bytes(16)
@@ -199,7 +196,7 @@ def test_under_another_number_it_is_counted(world):
     world.begin()
     states = {node: party.to_bytes() for node, party in world.hosts.items()}
     for party in world.hosts.values():
-        party.trust = replace(party.trust, runs=2)
+        party.trust = in_journal(party.trust, most_begun=2)
     for number in (0, 1):
         world.check(world.round(number), range(12))
         world.put_back(states)
@@ -207,7 +204,7 @@ def test_under_another_number_it_is_counted(world):
         world.round(2)
     # Another run is counted too: what was kept of the one before is of no use in it
     for party in world.hosts.values():
-        party.trust = replace(party.trust, runs=3)
+        party.trust = in_journal(party.trust, most_begun=3)
     world.begin_run(b"2")
     world.check(world.round(0), range(12))
     with pytest.raises(RefusedError, match=r"3 times.*24"):
@@ -242,8 +239,7 @@ def test_a_trusted_server_may_name_the_partners_of_one_client_as_vanished(m, cor
     local.__class__, local.revealed = LyingRound, {}
     for node, request in requests.items():
         is_gone = np.isin(local.partners[node - 1000], gone[node - 1000])
-        kinds = np.where(is_gone, MASK_KEY, SEED).astype(np.uint8)
-        lie = replace(request, kinds=kinds, contributors=m)
+        lie = replace(request, listed=~is_gone, contributors=m)
         local.note(node, world.hosts[node].unmask(wire(lie)))
     assert local.is_open(PLACE) is opened
 
@@ -368,12 +364,12 @@ def test_a_state_enters_one_sum(begun: PartyWorld, how: str) -> None:
 
 
 def test_the_journal_of_an_old_run_lets_nobody_back_into_it(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal")
-    for run in range(9):
-        journal.enter(0, "sum", bytes(16), 7, 2, LIST, b"%d" % run)
+    journals = [Journal(tmp_path / "journal", b"%d" % run) for run in range(9)]
+    for one in journals:
+        one.enter(0, "sum", bytes(16), 7, 2)
     with pytest.raises(RefusedError):
-        journal.enter(1, "sum", bytes([1] * 16), 7, 2, LIST, b"0")
-    journal.enter(1, "sum", bytes([1] * 16), 7, 2, LIST, b"8")
+        journals[0].enter(1, "sum", bytes([1] * 16), 7, 2)
+    journals[8].enter(1, "sum", bytes([1] * 16), 7, 2)
 
 
 # What an honest server does -----------------------------------------------------------------------

@@ -56,7 +56,7 @@ def test_a_lying_accuser_spoils_no_sum_and_removes_nobody(m, per_host):
     accusing(world)
     for number in range(4):
         world.check(world.round(number), range(m))
-    assert world.server.excluded == set() and world.server.clients == list(range(m))
+    assert world.server.excluded == set() and world.server.available == list(range(m))
     kinds = [reason.kind for reason in world.server.blamed]
     assert len(kinds) <= 4 * m and set(kinds) == {Cause.DISPUTED}
 
@@ -91,8 +91,8 @@ def test_who_seals_rubbish_stops_one_sum_and_is_excluded():
     assert world.server.excluded == {0}
     (reason,) = [one for one in world.server.blamed if one.kind is not Cause.DISPUTED]
     assert (reason.kind, reason.client, reason.round) == (Cause.AT_ODDS, 0, 0)
-    world.server.forget(LIAR)
-    refused("cheated", world.server.enroll, 7777, keys_of(world, 0))
+    world.forget(LIAR)
+    refused("cheated", world.enroll, 7777, keys_of(world, 0))
 
 
 @pytest.mark.parametrize(("m", "per_host", "only"), [(2, 1, None), (10, 5, 7)])
@@ -101,7 +101,7 @@ def test_one_liar_cannot_have_another_excluded(m, per_host, only):
     world = World.make(m, per_host)
     accusing(world, only=only)
     assert "too few shares" in str(world.round(0).reason)
-    assert world.server.clients == list(range(m))
+    assert world.server.available == list(range(m))
     world.tamper = lambda node, message: message
     world.check(world.round(1), range(m))
 
@@ -115,8 +115,8 @@ def test_a_proven_cheat_does_not_come_back(renamed):
     assert world.server.excluded == {0, 1}
     node = 7777 if renamed else LIAR
     for number in range(1, 5):
-        world.server.forget(LIAR)
-        refused("cheated", world.server.enroll, node, keys_of(world, 0, 1))
+        world.forget(LIAR)
+        refused("cheated", world.enroll, node, keys_of(world, 0, 1))
         world.check(world.round(number), range(2, 12))
 
 
@@ -126,13 +126,13 @@ def test_after_three_cheats_nobody_new_is_taken():
     world.words = World.make(40).words
     for number in range(3):
         host = world.hosts[2000 + number] = SumClient(world.server.run_id, [12 + number])
-        world.server.enroll(2000 + number, wire(host.keys()))
+        world.enroll(2000 + number, wire(host.keys()))
         world.tamper = sharing_another("seed_commitment", 2000 + number)
         assert isinstance(world.round(number), Skipped)
-    refused("3 SuperNodes have cheated", world.server.enroll, 2003, keys_of(world, 15))
+    refused("3 SuperNodes have cheated", world.enroll, 2003, keys_of(world, 15))
     world.check(world.round(3), range(12))
-    world.server.forget(1003)
-    world.server.enroll(1103, keys_of(world, 3))
+    world.forget(1003)
+    world.enroll(1103, keys_of(world, 3))
 
 
 def test_a_cheat_is_not_asked_in_the_round_that_is_prepared_already():
@@ -152,15 +152,15 @@ def test_whoever_begins_anew_too_often_stays_out():
     """By the numbers of its clients; one that is back with its keys has not begun anew."""
     world = World.make(6)
     for number in range(1, 11):
-        world.server.forget(LIAR if number == 1 else 4999 + number)
-        enrol = world.server.enroll, 5000 + number, keys_of(world, 0)
+        world.forget(LIAR if number == 1 else 4999 + number)
+        enrol = world.enroll, 5000 + number, keys_of(world, 0)
         if number < 8:
             enrol[0](*enrol[1:])
         else:
             refused("client 0 has begun anew too often", *enrol)
     world.check(world.round(1), range(1, 6))
     world.server.move(1003, 1103)
-    world.server.enroll(1103, wire(world.hosts[1003].keys()))
+    world.enroll(1103, wire(world.hosts[1003].keys()))
     world.hosts[1103] = world.hosts.pop(1003)
     world.check(world.round(2), range(1, 6))
 

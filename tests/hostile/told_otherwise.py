@@ -35,8 +35,8 @@ from flower_graph.method.registry import method_of
 from flower_graph.secure.align import blinded
 from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.secure.sum.client import SecureSumClient, SumClient
-from flower_graph.secure.sum.server import PartySums, SumResult, SumRound
-from flower_graph.server.sums import SecureSum
+from flower_graph.secure.sum.server import SumResult, SumRound
+from flower_graph.server.sums import PartySums, SecureSum
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem.client import Hiding
 from flower_graph.strategies.fedscem.method import METHOD, ego_settings
@@ -214,7 +214,7 @@ class Had:
 @contextmanager
 def noting(had: Had) -> Iterator[None]:
     """Note what is masked, blinded, multiplied and added up; the server takes any signature."""
-    end, blind, multiply = SecureSum.result, blinded.blind, blinded.multiply
+    end, blind, multiply = SumRound.result, blinded.blind, blinded.multiply
     mask = SumClient.mask
 
     def masking(self: Any, request: Any, present: Any, total: Any, terms: Any, *state: Any) -> Any:
@@ -224,10 +224,10 @@ def noting(had: Had) -> Iterator[None]:
         had.masked.setdefault(request.server_round, []).append(one)
         return reply
 
-    def ended(self: SecureSum) -> Any:
-        number, found = self._done.number, end(self)
+    def ended(self: SumRound) -> Any:
+        found = end(self)
         if isinstance(found, SumResult):
-            had.sums.append((number, replace(found, total=found.total.copy())))
+            had.sums.append((self.number, replace(found, total=found.total.copy())))
         return found
 
     def blinding(*args: Any) -> Any:
@@ -241,7 +241,7 @@ def noting(had: Had) -> Iterator[None]:
 
     with ExitStack() as stack:
         for owner, name, new in (
-            (SecureSum, "result", ended),
+            (SumRound, "result", ended),
             (blinded, "blind", blinding),
             (blinded, "multiply", multiplying),
             (SumRound, "_verified", lambda self, row, signature, *_: signature),

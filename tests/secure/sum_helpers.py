@@ -15,7 +15,8 @@ from flower_graph.secure.parties.registry import Registry, TrustSettings, new_id
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import MaskedReply, MaskRequest, SumTerms
-from flower_graph.secure.sum.server import PartySums, Skipped
+from flower_graph.secure.sum.server import Skipped
+from flower_graph.server.sums import PartySums
 
 LENGTH = 6
 RING = Ring.fit(10_000, 64, 2.0**-16)
@@ -52,6 +53,10 @@ class World(parties.World):
 
     def send(self, node: int, message: Any) -> Any:
         return wire(self.tamper(node, message))
+
+    def forget(self, node: int) -> None:
+        if node in self.server.clients:
+            self.server.forget(node)
 
     def mask_reply(
         self, node: int, request: MaskRequest, without=(), terms: SumTerms | None = None
@@ -95,6 +100,11 @@ def settings(n: int, folder: Path, corrupt: float = 0.1) -> list[TrustSettings]:
     return parties.make([range(2 * i, 2 * i + 2) for i in range(n)], folder, corrupt, 64)
 
 
+def in_journal(trust: TrustSettings, **changes: Any) -> TrustSettings:
+    """Change a party's journal: the run, how often it begins anew, or its file."""
+    return replace(trust, journal=replace(trust.journal, **changes))
+
+
 def keys_in(folder: Path, count: int) -> list[dict[str, str]]:
     """Say in each SuperNode's config which key and registry of a folder are its own."""
     registry = str(folder / "registry.json")
@@ -134,7 +144,7 @@ class PartyWorld(World):
         """Bring the same SuperNodes to another run of Flower's, with nothing that they kept."""
         self.server = PartySums(self.server._registry_file)
         for node, party in self.hosts.items():
-            trust = replace(party.trust, run=run)
+            trust = in_journal(party.trust, run=run)
             self.hosts[node] = SumClient(self.server.run_id, party.clients, trust)
         self.begin()
 

@@ -268,11 +268,12 @@ def test_trust_is_read_from_the_node_config_alone(made):
     assert TrustSettings.of({"partition-id": 0, "num-partitions": 2}, 7) is None
     found = TrustSettings.of(node_config(made), 7)
     assert (found.minimum, found.corrupt, found.block_cap) == (5, 0.1, 1 << 14)
-    assert (found.identity.party, found.journal) == (0, made / "party-0.journal")
-    assert (found.runs, found.run) == (24, b"7")
+    assert (found.identity.party, found.journal.path) == (0, made / "party-0.journal")
+    assert (found.journal.most_begun, found.journal.run) == (24, b"7")
     given = {"trust-minimum": 6, "trust-corrupt": 0, "trust-runs": 1, "block-cap": 64}
     found = TrustSettings.of(node_config(made) | given, 7)
-    assert (found.minimum, found.corrupt, found.runs, found.block_cap) == (6, 0.0, 1, 64)
+    assert (found.minimum, found.corrupt, found.block_cap) == (6, 0.0, 64)
+    assert found.journal.most_begun == 1
 
 
 def test_fewer_than_five_supernodes_are_refused(made):
@@ -316,43 +317,37 @@ def test_wrong_trust_settings_are_refused(made, changes, said):
         TrustSettings.of(given, 7)
 
 
-def test_rounds_go_up_in_each_run_and_the_file_knows_them(tmp_path):
+def test_rounds_go_up_in_each_run_and_purpose_and_the_file_knows_them(tmp_path):
     path = tmp_path / "key.journal"
-    mine = Journal(path)
-    assert mine.last(b"run") is None
+    mine, other = Journal(path, b"run"), Journal(path, b"other")
+    assert mine.last(b"steps") == -1
     for number in (0, 1, 2, 5):
-        mine.contribute(number, b"run")
-    mine.contribute(1, b"other")
+        mine.contribute(number, b"steps")
+    other.contribute(1, b"steps")
+    mine.contribute(1, b"rounds")
     for number in (5, 3):
         with pytest.raises(RefusedError, match=f"round {number}.*5"):
-            Journal(path).contribute(number, b"run")
-    Journal(path).contribute(6, b"run")
-    assert (mine.last(b"run"), mine.last(b"other")) == (6, 1)
-
-
-def test_a_run_is_named_by_all_its_parts(tmp_path):
-    mine = Journal(tmp_path / "journal")
-    mine.contribute(3, b"ab", b"c")
-    mine.contribute(1, b"a", b"bc")
-    with pytest.raises(RefusedError):
-        mine.contribute(3, b"ab", b"c")
-    for name in ((), (b"a" * journal.MOST_NAME,)):
-        with pytest.raises(RefusedError, match="name"):
-            mine.contribute(1, *name)
+            Journal(path, b"run").contribute(number, b"steps")
+    mine.contribute(6, b"steps")
+    assert (mine.last(b"steps"), other.last(b"steps"), mine.last(b"rounds")) == (6, 1, 1)
+    for run, purpose in ((b"nsteps", b"ru"), (b"r", b"unsteps")):  # a name is all of its parts
+        Journal(path, run).contribute(1, purpose)
+    with pytest.raises(RefusedError, match="name"):
+        Journal(path, b"a" * journal.MOST_NAME).contribute(1, b"")
 
 
 def test_it_is_its_owners_alone_whole_and_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal, "MOST_RUNS", 3)
+    monkeypatch.setattr(journal, "MOST_RECORDS", 3)
     path = tmp_path / "journal"
     path.write_bytes(sealed(b"{}"))
     path.chmod(0o666)
-    mine = Journal(path)
+    mine = Journal(path, b"run")
     for number in range(5):
         mine.contribute(number, b"%d" % number)
         mine.contribute(number, b"kept")  # what is used again is not pushed out
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     known = [mine.last(b"%d" % number) for number in range(5)]
-    assert known == [None, None, None, 3, 4] and mine.last(b"kept") == 4
+    assert known == [-1, -1, -1, 3, 4] and mine.last(b"kept") == 4
     assert os.listdir(tmp_path) == ["journal"]
 
 
@@ -360,58 +355,59 @@ def test_who_begins_anew_is_counted_by_the_day(tmp_path, monkeypatch):
     """With another run, or with a state that is new or has not seen the last sum."""
     path, now = tmp_path / "journal", [1e9]
     monkeypatch.setattr(journal.time, "time", lambda: now[0])
-    first = Journal(path).continue_run(0, "", 3, b"run")
-    second = Journal(path).continue_run(1, first, 3, b"run")
-    third = Journal(path).continue_run(2, second, 3, b"run")
+    first = Journal(path, b"run", 3).continue_run(0, "")
+    second = Journal(path, b"run", 3).continue_run(1, first)
+    third = Journal(path, b"run", 3).continue_run(2, second)
     assert len({first, second, third}) == 3
     with pytest.raises(RefusedError, match=r"round 2.*2"):
-        Journal(path).continue_run(2, third, 3, b"run")
-    put_back = Journal(path).continue_run(3, second, 3, b"run")  # the second time
-    Journal(path).continue_run(0, "", 3, b"other")  # the third
+        Journal(path, b"run", 3).continue_run(2, third)
+    put_back = Journal(path, b"run", 3).continue_run(3, second)  # the second time
+    Journal(path, b"other", 3).continue_run(0, "")  # the third
     before = path.read_bytes()
     for mark, run in (("", b"new"), ("", b"run"), (third, b"run")):
         with pytest.raises(RefusedError, match=r"3.*24.*trust-runs"):
-            Journal(path).continue_run(9, mark, 3, run)
+            Journal(path, run, 3).continue_run(9, mark)
     assert path.read_bytes() == before
-    Journal(path).continue_run(4, put_back, 3, b"run")
+    Journal(path, b"run", 3).continue_run(4, put_back)
     now[0] += journal.DAY + 1
-    Journal(path).continue_run(0, "", 3, b"new")
+    Journal(path, b"new", 3).continue_run(0, "")
     now[0] -= 2 * journal.DAY  # who sets a clock back gains nothing
-    Journal(path).continue_run(0, "", 2, b"newer")
+    Journal(path, b"newer", 2).continue_run(0, "")
     with pytest.raises(RefusedError, match="2 times"):
-        Journal(path).continue_run(0, "", 2, b"newest")
+        Journal(path, b"newest", 2).continue_run(0, "")
 
 
-def test_lists_are_counted_by_run_and_runs_by_day(tmp_path):
+def test_lists_are_counted_by_run_and_runs_by_day(tmp_path, monkeypatch):
     path = tmp_path / "journal"
+    monkeypatch.setattr(journal, "MOST_LISTS", 3)
     for run in (b"run", b"run", b"run", b"two"):  # each by another state, another process
-        Journal(path).answer_list(3, 2, run)
+        Journal(path, run, 2).answer_list()
     for run, why in ((b"run", "3 lists"), (b"three", "trust-runs")):
         with pytest.raises(RefusedError, match=why):
-            Journal(path).answer_list(3, 2, run)
+            Journal(path, run, 2).answer_list()
 
 
 def test_a_block_of_each_client_an_alignment_and_eight_alignments_a_run(tmp_path):
     path = tmp_path / "journal"
-    Journal(path).serve(1, [0, 1, 2, 7], 2, b"run")
-    Journal(path).serve(1, [3, 4], 2, b"run")
+    Journal(path, b"run", 2).serve(1, [0, 1, 2, 7])
+    Journal(path, b"run", 2).serve(1, [3, 4])
     for clients in ([4, 5], [7], [0]):
         with pytest.raises(RefusedError, match="alignment 1"):
-            Journal(path).serve(1, clients, 2, b"run")
-    Journal(path).serve(1, [5], 2, b"run")
+            Journal(path, b"run", 2).serve(1, clients)
+    Journal(path, b"run", 2).serve(1, [5])
     for alignment in range(2, 1 + journal.MOST_ALIGNMENTS):
-        Journal(path).serve(alignment, [5], 2, b"run")
-    with pytest.raises(RefusedError, match="alignment 1"):
-        Journal(path).serve(1, [9], 2, b"run")
+        Journal(path, b"run", 2).serve(alignment, [5])
+    with pytest.raises(RefusedError, match="not after"):
+        Journal(path, b"run", 2).serve(1, [9])
     with pytest.raises(RefusedError, match="8 alignments"):
-        Journal(path).serve(99, [5], 2, b"run")
-    Journal(path).continue_run(0, "", 1, b"run")  # the run that is counted already
-    Journal(path).serve(1, [5], 2, b"other")
+        Journal(path, b"run", 2).serve(99, [5])
+    Journal(path, b"run", 1).continue_run(0, "")  # the run that is counted already
+    Journal(path, b"other", 2).serve(1, [5])
     with pytest.raises(RefusedError, match="2 times"):
-        Journal(path).serve(1, [5], 2, b"a third")
+        Journal(path, b"a third", 2).serve(1, [5])
 
 
-RUN = b'{"runs": {"' + journal._name((b"run",)).encode() + b'": %s}}'
+RUN = b'{"records": {"' + journal._key((b"run",)).encode() + b'": %s}}'
 
 
 @pytest.mark.parametrize(
@@ -431,54 +427,56 @@ def test_without_a_journal_that_can_be_read_nothing_is_sent(tmp_path, content):
     path = tmp_path / "journal"
     path.write_bytes(content)
     with pytest.raises(IdentityError, match=r"journal .*: (cannot be read|is no journal)"):
-        Journal(path).continue_run(1, "", 3, b"run")
+        Journal(path, b"run", 3).continue_run(1, "")
     assert path.read_bytes() == content
 
 
 def test_a_bit_that_was_changed_is_noticed_wherever_it_is(tmp_path):
     path = tmp_path / "journal"
-    mine = Journal(path)
-    mine.continue_run(0, "", 3, b"run")
-    mine.enter(1, "sum", bytes(16), 0b11111, 2, b"run")
+    mine = Journal(path, b"run")
+    mine.continue_run(0, "")
+    mine.enter(1, "sum", bytes(16), 0b11111, 2)
     whole = path.read_bytes()
     for bit in range(8 * len(whole)):
         changed = bytearray(whole)
         changed[bit // 8] ^= 1 << bit % 8
         path.write_bytes(changed)
         with pytest.raises(IdentityError):
-            mine.contribute(2, b"run")
+            mine.contribute(2, b"steps")
     path.write_bytes(whole)
-    mine.contribute(2, b"run")
+    mine.contribute(2, b"steps")
 
 
 def test_a_state_enters_no_sum_of_others_in_a_later_run(tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "MOST_STATES", 4)
-    mine, state, seven = Journal(tmp_path / "journal"), bytes(16), 0b1111111
-    mine.enter(0, "sum", state, seven, 2, b"run")
+    names = "run", "later", "later yet", "last"
+    run, later, yet, last = (Journal(tmp_path / "journal", name.encode()) for name in names)
+    state, seven = bytes(16), 0b1111111
+    run.enter(0, "sum", state, seven, 2)
     for others in (seven ^ 1, seven ^ 3, seven | 128):
         with pytest.raises(RefusedError, match="changed"):
-            mine.enter(0, "sum", state, others, 2, b"later")
+            later.enter(0, "sum", state, others, 2)
     with pytest.raises(RefusedError, match="changed"):
-        mine.check_state("sum", state, seven ^ 1)
-    mine.check_state("sum", state, seven)
-    mine.enter(0, "sum", state, seven, 2, b"later")
-    mine.enter(0, "another", state, seven ^ 3, 2, b"later yet")
+        run.check_state("sum", state, seven ^ 1)
+    run.check_state("sum", state, seven)
+    later.enter(0, "sum", state, seven, 2)
+    yet.enter(0, "another", state, seven ^ 3, 2)
     for number in range(1, 4):  # the oldest are forgotten
-        mine.enter(number, "sum", bytes([number]) * 16, seven, 2, b"later")
-    mine.enter(9, "sum", state, seven ^ 3, 2, b"last")
+        later.enter(number, "sum", bytes([number]) * 16, seven, 2)
+    last.enter(9, "sum", state, seven ^ 3, 2)
 
 
 def test_after_one_refused_sum_its_step_is_over(tmp_path):
-    mine = Journal(tmp_path / "journal")
-    with mine.one_trial(3, b"run"):
+    mine = Journal(tmp_path / "journal", b"run")
+    with mine.one_trial(3, b"steps"):
         pass
     for _ in range(2):
-        with pytest.raises(RefusedError, match="relayed"), mine.one_trial(3, b"run"):
+        with pytest.raises(RefusedError, match="relayed"), mine.one_trial(3, b"steps"):
             raise RefusedError("relayed")
     for step in (2, 3):
-        with pytest.raises(RefusedError), Journal(tmp_path / "journal").one_trial(step, b"run"):
+        with pytest.raises(RefusedError), mine.one_trial(step, b"steps"):
             raise AssertionError("the step is over")
-    with mine.one_trial(4, b"run"), mine.one_trial(3, b"another"):
+    with mine.one_trial(4, b"steps"), mine.one_trial(3, b"another"):
         pass
 
 
@@ -488,10 +486,10 @@ def _full(*_, **__):
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_what_is_not_on_the_disk_is_not_sent(tmp_path, monkeypatch, call):
-    mine = Journal(tmp_path / "journal")
-    mine.contribute(1, b"run")
+    mine = Journal(tmp_path / "journal", b"run")
+    mine.contribute(1, b"steps")
     monkeypatch.setattr(os, call, _full)
     with pytest.raises(IdentityError, match="cannot be written: No space left on device"):
-        mine.contribute(2, b"run")
+        mine.contribute(2, b"steps")
     monkeypatch.undo()
-    assert mine.last(b"run") == 1
+    assert mine.last(b"steps") == 1

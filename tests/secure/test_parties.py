@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sum_helpers import TERMS, PartyWorld
+from sum_helpers import TERMS, PartyWorld, in_journal
 
 from benchmarks import sums
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError, StateLostError
@@ -119,7 +119,7 @@ def world(tmp_path):
     """Ten parties after their first round; each may begin anew once a day, and has."""
     world = PartyWorld.make(10, tmp_path)
     for party in world.hosts.values():
-        party.trust = replace(party.trust, runs=1)
+        party.trust = in_journal(party.trust, most_begun=1)
     world.begin()
     world.check(world.round(0), range(10))
     return world
@@ -140,7 +140,7 @@ def test_another_version_is_another_epoch(world, caplog):
     for node in list(world.hosts):
         read(world, node, registry, another if node == 1003 else None)
     trust = replace(world.hosts[1000].trust, identity=Identity(key, registry))
-    trust = replace(trust, journal=trust.journal.with_name("10"))
+    trust = in_journal(trust, path=trust.journal.path.with_name("10"))
     world.hosts[1010] = SumClient(world.server.run_id, [20, 21], trust)
     world.words = world.words[[*range(10), 0]]
     world.begin()
@@ -169,7 +169,7 @@ def test_a_server_with_the_old_version_gets_nothing_of_who_has_the_new_one(world
     for node, one in world.hosts.items():
         if node != 1004:
             world.server.take_binding(node, one.keys())
-    world.server.forget(1004)
+    world.forget(1004)
     request = lists(world)[1005]
     read(world, 1005, registry)
     with pytest.raises(RefusedError, match="party 3"):

@@ -11,8 +11,8 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import IdentityError, MalformedReplyError
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.sum.client import SecureSumClient
-from flower_graph.secure.sum.server import Cause, PartySums, Reason, Skipped
-from flower_graph.server.sums import SecureSum
+from flower_graph.secure.sum.server import Cause, Reason, Skipped
+from flower_graph.server.sums import PartySums, SecureSum
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import Exchange
 
@@ -183,7 +183,7 @@ def test_who_joins_begins_an_epoch_and_who_is_back_with_its_keys_does_not(partie
         clients = secure.prepare(number, there)
         seen.append((secure.server.epoch.number, len(clients)))
         secure.requests(2)
-        assert secure.server.homes.get(0) == (nodes[0] if nodes[0] in there else None)
+        assert (nodes[0] in secure.server.clients) == (nodes[0] in there)
         assert isinstance(secure.close(number), Skipped)  # nobody sent a vector
     assert seen[:2] == [(0, 10), (1, 12)] and {epoch for epoch, _ in seen} == {0, 1}
 
@@ -192,7 +192,7 @@ def test_nobody_takes_the_place_of_a_party_that_is_there(parties):
     grid, secure = summing(parties)
     secure.prepare(1, grid.get_node_ids())
     with pytest.raises(MalformedReplyError, match="party 2"):
-        secure.server.enroll(99, secure.server.bindings[2])
+        secure.server.enrolled(99, secure.server.bindings[2])
 
 
 def test_bad_input(parties):

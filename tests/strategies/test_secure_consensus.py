@@ -31,7 +31,6 @@ from public_helpers import run_secure as run
 from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.errors import RefusedError
 from flower_graph.flower_compat import ClientAppCallable, Mod
-from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.secure.ring import Ring
 from flower_graph.strategies.ppfl.client import (
@@ -313,11 +312,11 @@ def test_a_supernode_does_not_go_back_behind_a_sum_that_it_is_in(
     save = {CHECKPOINT: True, SERVER_ROUND: 2}
     with pytest.raises(RefusedError, match="part"):
         first.get_properties(save | {RUN_TOKEN: "cd" * 16})
-    journal = Journal(parties[0].journal)
-    journal.contribute(2, ROUNDS, RUN.encode())
+    journal = replace(parties[0].journal, run=RUN.encode())
+    journal.contribute(2, ROUNDS)
     assert first.get_properties(save | {RUN_TOKEN: RUN}) == {}
     client().get_properties(Resume(RUN, 2, "again").to_config())
-    journal.contribute(3, ROUNDS, RUN.encode())
+    journal.contribute(3, ROUNDS)
     with pytest.raises(RefusedError, match=r"round 3.*2"):
         client().get_properties(Resume(RUN, 2, "again").to_config())
 

@@ -25,7 +25,6 @@ from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.blinded import TOKEN, Bytes2D, Words
 from flower_graph.secure.channel import framed, pieces, rows_of, spread
-from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.registry import SIGNATURE_BYTES, TrustSettings
 from flower_graph.secure.ring import CHECKS
 from flower_graph.storage.checkpoint import read_state, write_state
@@ -299,7 +298,7 @@ class AlignmentClient:
             if not 0 < len(block) <= most:
                 raise RefusedError(f"client {client}: {len(block)} points, it may have {most}")
         # On the disk before answers leave: a server that rolls our state back gets no second block.
-        Journal(trust.journal).serve(epoch, clients, trust.runs, trust.run)
+        trust.journal.serve(epoch, clients)
         key = ids.key_share(list(self._secrets.values()), epoch)
         public, answers = ids.public_of(key), [ids.multiply(block, key) for block in blocks]
         context = partial(ids.proof_context, self._run_id, epoch, own)

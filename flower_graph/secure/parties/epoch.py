@@ -26,15 +26,13 @@ from numpy.typing import NDArray
 from flower_graph.errors import IdentityError, RefusedError, refuse_if
 from flower_graph.secure.channel import framed, pieces
 from flower_graph.secure.node_config import DIFFER_BY, FEWEST_PARTIES
+from flower_graph.secure.parties.journal import MOST_LISTS
 from flower_graph.secure.parties.registry import Registry, TrustSettings
 from flower_graph.secure.sum.messages import EpochRequest, KeyReply, RevealRequest
 from flower_graph.secure.sum.partners import BROKEN, circle, order_by, plan, steps
 from flower_graph.wire.codec import RUN_BYTES, Bytes, Integers
 
 DOMAIN = b"flower-graph epoch 2"
-# So many lists of commitments a party answers in a run. Whoever shows a list, sees the graph that
-# it gives, and shows another, has so many draws.
-MOST_LISTS = 8
 MASKS = NDArray[np.bool_]
 ROUND_KEY, LIST = b"round key", b"list"  # what signatures are for
 

@@ -35,11 +35,15 @@ from flower_graph.storage.reading import MOST_RECORD, parse_json, read_bytes, re
 
 __all__ = ["Journal"]
 
-HEAD = b"flower-graph journal 3 "  # then a hash of the JSON in the next line
+HEAD = b"flower-graph journal 4 "  # then a hash of the JSON in the next line
 OTHER = "is no journal of a SuperNode, or is damaged"
-MOST_RUNS = 1024
+MOST_RECORDS = 5 * 1024  # of a run and a purpose each, of which a run has five at most
 MOST_NAME = 256  # bytes of a run's name: the server may have chosen some of them
+MOST_BEGUN = 24  # times a day that a party begins anew, unless trust-runs says otherwise
 DAY = 24 * 3600.0  # seconds
+# So many lists of commitments a party answers in a run. Whoever shows a list, sees the graph that
+# it gives, and shows another, has so many draws.
+MOST_LISTS = 8
 # Alignments of a run, each under another key: so many blocks of a client a key-holder evaluates
 MOST_ALIGNMENTS = 8
 # Limits of the record of sums' parties: hexadecimal digits of a run's sets, and the newest runs.
@@ -47,22 +51,29 @@ MOST_ALIGNMENTS = 8
 MOST_DIGITS, MOST_COMPARED = 1 << 19, 8
 MOST_STATES = 1 << 12  # of all runs; then the older half is forgotten
 OVER = 1 << 62
+ALIGNMENT, SUMS = b"alignment", b"list"  # purposes
 
 
 @dataclass
 class Kept:
-    """The journal's record of one run."""
+    """The journal's record of one purpose in one run."""
 
-    number: int = -1  # the highest round
-    begun: bool = False  # whether it is counted
+    number: int = -1  # the last step
+    times: int = 0  # how many there were, where that is bounded
+    begun: bool = False  # whether the run is counted
     mark: str = ""  # what the state has that has seen the last sum
-    alignment: int = -1  # the newest that blocks were evaluated in
-    alignments: int = 0  # how many there were
-    served: list[int] = field(default_factory=list)  # clients whose blocks were in the newest one
-    lists: int = 0  # of commitments that were answered: each is another draw of the partners
+    served: list[int] = field(default_factory=list)  # clients whose blocks were in the last one
     # By purpose the sets of parties in its sums, as hexadecimal numbers
     sums: dict[str, list[str]] = field(default_factory=dict)
-    void: int = -1  # the last step whose relayed sum was refused
+
+    def go_up(self, number: int) -> None:
+        why = f"round {number} is not after {self.number}, the last of this run"
+        refuse_if(number <= self.number, why)
+        self.number = int(number)
+
+    def count(self, most: int, what: str) -> None:
+        refuse_if(self.times >= most, f"{most} {what} in this run")
+        self.times += 1
 
 
 KEPT = {name: type(value) for name, value in vars(Kept()).items()}
@@ -73,7 +84,7 @@ class Content:
     """The content of a journal's file; in each table the entry that was used last is at the end."""
 
     begun: list[float] = field(default_factory=list)  # when the party began anew, in the last day
-    runs: dict[str, Kept] = field(default_factory=dict)
+    records: dict[str, Kept] = field(default_factory=dict)
     # By state the parties of the sum that it was in, as a hexadecimal number
     states: dict[str, str] = field(default_factory=dict)
 
@@ -86,24 +97,23 @@ class Content:
                 return cls()
         text = data.partition(b"\n")[2]
         with reading(f"journal {path}", IdentityError, OTHER):
-            if data != sealed(text):
-                raise IdentityError(f"journal {path}: {OTHER}")
             found = cls(**parse_json(text))
-            raw: dict[str, Any] = vars(found)["runs"]
-            found.runs = {name: Kept(**kept) for name, kept in raw.items()}
-            values = [
-                (KEPT[name], value)
-                for kept in found.runs.values()
-                for name, value in vars(kept).items()
-            ]
+            raw: dict[str, Any] = vars(found)["records"]
+            found.records = {name: Kept(**kept) for name, kept in raw.items()}
+            every = found.records.values()
+            values = [(KEPT[name], one) for kept in every for name, one in vars(kept).items()]
             values += [(float, moment) for moment in found.begun]
-            if any(type(value) is not kind for kind, value in values):
-                raise IdentityError(f"journal {path}: {OTHER}")
-            sets = [
-                one for kept in found.runs.values() for sets in kept.sums.values() for one in sets
-            ]
+            if data != sealed(text) or any(type(value) is not kind for kind, value in values):
+                raise ValueError("another hash, or entries of other types")
+            sets = [one for kept in every for sets in kept.sums.values() for one in sets]
             _ = [int(one, 16) for one in [*found.states.values(), *sets]]
         return found
+
+    def of(self, *name: bytes) -> Kept:
+        """Return the record of a run, or of a purpose in it, as the one that was used last."""
+        key = _key(name)
+        kept = self.records[key] = self.records.pop(key, Kept())
+        return kept
 
     def check_state(self, purpose: str, state: bytes, is_same: Callable[[int], object]) -> str:
         """Refuse a state whose sum's parties are other ones; return its name here."""
@@ -113,69 +123,66 @@ class Content:
         refuse_if(key in self.states and not is_same(int(self.states[key], 16)), why)
         return key
 
-    def begin(self, kept: Kept, most: int, *, anew: bool = False) -> None:
-        """Count that the party begins a run, or begins it anew; refuse more times a day."""
-        if kept.begun and not anew:
-            return
-        now = time.time()
-        self.begun = [moment for moment in self.begun if moment > now - DAY]
-        times = len(self.begun)
-        why = f"began anew {times} times in 24 hours; trust-runs is {most}"
-        refuse_if(times >= most, why)
-        self.begun.append(now)
-        kept.begun = True
+    def trim(self) -> None:
+        """Remove records and states beyond the limits; runs that are compared no more end."""
+        self.records = dict(list(self.records.items())[-MOST_RECORDS:])
+        for old in [one for one in self.records.values() if one.sums][:-MOST_COMPARED]:
+            old.sums, old.number = {}, OVER
+        if len(self.states) > MOST_STATES:
+            self.states = dict(list(self.states.items())[-MOST_STATES // 2 :])
 
 
+def _key(name: tuple[bytes, ...]) -> str:
+    joined = framed(*name)
+    why = f"the run's name has {len(joined)} bytes, from 1 to {MOST_NAME} are kept"
+    refuse_if(len(joined) > MOST_NAME, why)
+    return joined.hex()
+
+
+@dataclass(frozen=True)
 class Journal:
-    """A party's record of its steps, by run.
+    """A party's record of its steps in one run.
 
-    ``run`` is the run's name: nothing that a server may choose anew when it repeats a round. A
-    record is on the disk when a method returns. If one raises ``RefusedError`` (the step was done)
-    or ``IdentityError`` (the journal cannot be read or written), nothing may be sent.
-
-    Parameters
-    ----------
-    path : Path
-        Its file, as in `TrustSettings.journal`. It need not exist.
+    A record is on the disk when a method returns. If one raises ``RefusedError`` (the step was
+    done) or ``IdentityError`` (the journal cannot be read or written), nothing may be sent.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    path: Path  # of the file; it need not exist
+    run: bytes  # the run's name: nothing that a server may choose anew when it repeats a round
+    most_begun: int = MOST_BEGUN  # times in 24 hours that the party begins anew
 
-    def last(self, *run: bytes) -> int | None:
-        number = self._kept(run).number
-        return number if number >= 0 else None
+    def last(self, purpose: bytes) -> int:
+        """Return the last round that `contribute` has recorded; -1 before the first."""
+        return Content.read(self.path).of(purpose, self.run).number
 
-    def contribute(self, number: int, *run: bytes) -> None:
+    def contribute(self, number: int, purpose: bytes) -> None:
         """Record that something of a round is sent; the round must be above all of the run."""
-        with self._changed(run) as (_, kept):
-            _go_up(kept, number)
+        with self._changed() as content:
+            content.of(purpose, self.run).go_up(number)
 
-    def continue_run(self, number: int, mark: str, most: int, *run: bytes) -> str:
+    def continue_run(self, number: int, mark: str) -> str:
         """Record a round, as `contribute` does, and detect a party state that was rolled back.
 
         ``mark`` is the last result, as the party's state has it, empty for a new state; the state's
-        new mark is returned. The party may begin anew, with another run or state, ``most`` times
-        in 24 hours.
+        new mark is returned. A party with another state, as with another run, begins anew.
         """
-        with self._changed(run) as (content, kept):
-            _go_up(kept, number)
-            content.begin(kept, most, anew=kept.mark != mark)
+        with self._changed() as content:
+            kept = content.of(self.run)
+            kept.go_up(number)
+            self._begin(content, anew=kept.mark != mark)
             kept.mark = secrets.token_hex(8)
         return kept.mark
 
-    def answer_list(self, most_lists: int, most: int, *run: bytes) -> None:
+    def answer_list(self) -> None:
         """Record, before a seed is shown, that a list of commitments is answered.
 
-        A run may show ``most_lists``, whatever numbers the server gives its sums: a server that
+        A run may show ``MOST_LISTS``, whatever numbers the server gives its sums: a server that
         shows a list sees the draw of partners and key-holders that it gives. A run in which a list
-        is answered has begun; ``most`` as in `continue_run`.
+        is answered has begun.
         """
-        with self._changed(run) as (content, kept):
-            why = f"{most_lists} lists of commitments were answered in this run"
-            refuse_if(kept.lists >= most_lists, why)
-            content.begin(kept, most)
-            kept.lists += 1
+        with self._changed() as content:
+            content.of(self.run).count(MOST_LISTS, "lists of commitments were answered")
+            self._begin(content)
 
     def check_state(self, purpose: str, state: bytes, ready: int) -> None:
         """Refuse, before it is sent, a state that was in a sum which cannot be had again.
@@ -184,112 +191,87 @@ class Journal:
         States of all runs are compared: a run that begins anew from the same data and seed has the
         states of the run before it.
         """
-        content = Content.read(self._path)
+        content = Content.read(self.path)
         content.check_state(purpose, state, lambda before: not before & ~ready)
 
-    def enter(
-        self,
-        number: int,
-        purpose: str,
-        state: bytes,
-        parties: int,
-        differ_by: int,
-        *run: bytes,
-    ) -> None:
+    def enter(self, number: int, purpose: str, state: bytes, parties: int, differ_by: int) -> None:
         """Record, before the list is signed, the parties and the state of a sum.
 
         Refused if ``parties``, a `set_of`, are neither those of an earlier sum of the purpose nor
         differ from all by ``differ_by``; if the state was in a sum of others; or if more sets were
         in sums than are kept.
         """
-        with self._changed(run) as (content, kept):
-            _go_up(kept, number)
-            earlier = kept.sums.setdefault(purpose, [])
+        with self._changed() as content:
+            kept = content.of(SUMS, self.run)
+            kept.go_up(number)
+            earlier, this = kept.sums.setdefault(purpose, []), f"{parties:x}"
             check_difference(parties, [int(one, 16) for one in earlier], differ_by)
-            if f"{parties:x}" not in earlier:
-                earlier.append(f"{parties:x}")
+            earlier += [] if this in earlier else [this]
             digits = sum(len(one) for sets in kept.sums.values() for one in sets)
             why = f"the journal keeps no further set of SuperNodes ({DIFFER_BY})"
             refuse_if(digits > MOST_DIGITS, why)
             key = content.check_state(purpose, state, lambda before: before == parties)
             content.states.pop(key, None)
-            content.states[key] = f"{parties:x}"
+            content.states[key] = this
 
     @contextmanager
-    def one_trial(self, step: int, *run: bytes) -> Iterator[None]:
+    def one_trial(self, step: int, purpose: bytes) -> Iterator[None]:
         """Read the relayed sum of a step in the block; a refusal ends the step, which goes up."""
-        refuse_if(step <= self._kept(run).void, REFUSAL)
+        refuse_if(step <= self.last(purpose), REFUSAL)
         try:
             yield
         except RefusedError:
-            with self._changed(run) as (_, kept):
-                kept.void = max(kept.void, step)
+            self.contribute(step, purpose)
             raise
 
-    def serve(self, alignment: int, clients: Collection[int], most: int, *run: bytes) -> None:
+    def serve(self, alignment: int, clients: Collection[int]) -> None:
         """Record, before answers leave, the clients whose blocks are evaluated, once an alignment.
 
-        ``alignment`` goes up when an alignment begins again under another key; ``most`` as in
-        `continue_run`.
+        ``alignment`` goes up when an alignment begins again under another key.
         """
-        with self._changed(run) as (content, kept):
-            content.begin(kept, most)
-            why = f"alignment {alignment} is over, this is {kept.alignment}"
-            refuse_if(alignment < kept.alignment, why)
-            if alignment > kept.alignment:
-                why = f"{MOST_ALIGNMENTS} alignments were begun in this run"
-                refuse_if(kept.alignments >= MOST_ALIGNMENTS, why)
-                kept.alignment, kept.served = alignment, []
-                kept.alignments += 1
+        with self._changed() as content:
+            self._begin(content)
+            kept = content.of(ALIGNMENT, self.run)
+            if alignment != kept.number:
+                kept.go_up(alignment)
+                kept.count(MOST_ALIGNMENTS, "alignments were begun")
+                kept.served = []
             for client in set(clients).intersection(kept.served):
                 raise RefusedError(f"client {client}: a second block in alignment {alignment}")
             kept.served += clients
 
+    def _begin(self, content: Content, *, anew: bool = False) -> None:
+        """Count that the party begins a run, or begins it anew; refuse more times a day."""
+        kept, now = content.of(self.run), time.time()
+        if kept.begun and not anew:
+            return
+        content.begun = [moment for moment in content.begun if moment > now - DAY]
+        times, most = len(content.begun), self.most_begun
+        refuse_if(times >= most, f"began anew {times} times in 24 hours; trust-runs is {most}")
+        content.begun.append(now)
+        kept.begun = True
+
     @contextmanager
-    def _changed(self, run: tuple[bytes, ...]) -> Iterator[tuple[Content, Kept]]:
-        """Change the record of a run; it is on the disk if the block ends well."""
-        name = _name(run)
+    def _changed(self) -> Iterator[Content]:
+        """Change the records; they are on the disk if the block ends well."""
         # The folder has the lock, as the file itself is another one after each change.
-        with locked(self._path.parent) as handle:
+        with locked(self.path.parent) as handle:
             if handle is None:
-                raise IdentityError(f"journal {self._path}: its folder is gone")
-            content = Content.read(self._path)
-            kept = content.runs[name] = content.runs.pop(name, Kept())
-            yield content, kept
-            # Runs and states beyond the limits go; runs that are compared no more end.
-            content.runs = dict(list(content.runs.items())[-MOST_RUNS:])
-            for old in [one for one in content.runs.values() if one.sums][:-MOST_COMPARED]:
-                old.sums, old.number = {}, OVER
-            if len(content.states) > MOST_STATES:
-                content.states = dict(list(content.states.items())[-MOST_STATES // 2 :])
+                raise IdentityError(f"journal {self.path}: its folder is gone")
+            content = Content.read(self.path)
+            yield content
+            content.trim()
             try:
-                with replaced(self._path) as stream:
+                with replaced(self.path) as stream:
                     stream.write(sealed(json.dumps(asdict(content)).encode()))
             except OSError as error:
-                raise IdentityError(
-                    f"journal {self._path}: cannot be written: {error.strerror}"
-                ) from error
-
-    def _kept(self, run: tuple[bytes, ...]) -> Kept:
-        return Content.read(self._path).runs.get(_name(run), Kept())
+                why = f"cannot be written: {error.strerror}"
+                raise IdentityError(f"journal {self.path}: {why}") from error
 
 
 def sealed(text: bytes) -> bytes:
     """Write the JSON of a journal behind its hash: a file that was damaged is noticed."""
     return HEAD + hashlib.sha256(text).hexdigest().encode() + b"\n" + text
-
-
-def _go_up(kept: Kept, number: int) -> None:
-    why = f"round {number} is not after {kept.number}, the last of this run"
-    refuse_if(number <= kept.number, why)
-    kept.number = int(number)
-
-
-def _name(run: tuple[bytes, ...]) -> str:
-    name = framed(*run)
-    why = f"the run's name has {len(name)} bytes, from 1 to {MOST_NAME} are kept"
-    refuse_if(not run or len(name) > MOST_NAME, why)
-    return name.hex()
 
 
 # Which sums may follow each other -----------------------------------------------------------------

@@ -25,6 +25,7 @@ from nacl.bindings import crypto_sign_BYTES, crypto_sign_open
 from nacl.exceptions import BadSignatureError
 
 from flower_graph.errors import ConfigError, IdentityError, refuse_if
+from flower_graph.records.participation import read_ranges
 from flower_graph.secure.channel import KEY_BYTES, framed
 from flower_graph.secure.node_config import (
     FEWEST_PARTIES,
@@ -35,6 +36,7 @@ from flower_graph.secure.node_config import (
     most_points,
     whole_number,
 )
+from flower_graph.secure.parties.journal import MOST_BEGUN, Journal
 from flower_graph.storage.files import named, open_own, write_text
 from flower_graph.storage.reading import (
     MOST_KEY,
@@ -207,19 +209,13 @@ def _check(registry: Registry) -> None:
 
 def read_numbers(text: str) -> tuple[range, ...]:
     """Read client numbers such as ``0-99,200``: ascending, none twice."""
-    result, end = [], 0
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        words = (first, last) if dash else (first, first)
-        is_number = all(word.isascii() and word.isdigit() and len(word) <= 10 for word in words)
-        why = f"clients {text!r:.60}: write numbers and ranges, such as 0-99,200"
-        refuse(not is_number, why)
-        low, high = map(int, words)
-        why = f"clients {text!r:.60}: {part} does not ascend to {MOST_NUMBER}"
-        refuse(not end <= low <= high <= MOST_NUMBER, why)
-        result.append(range(low, high + 1))
-        end = high + 1
-    return tuple(result)
+    why = f"clients {text!r:.60}: write ascending numbers and ranges, such as 0-99,200"
+    try:
+        ends = read_ranges(text)
+    except ValueError as error:
+        raise IdentityError(why) from error
+    refuse(not ends or ends[-1][1] > MOST_NUMBER, f"{why}, up to {MOST_NUMBER}")
+    return tuple(range(low, high + 1) for low, high in ends)
 
 
 def write_numbers(clients: Iterable[range]) -> str:
@@ -241,7 +237,6 @@ NO_KEY = "is no Ed25519 key; make one with `flower-graph identity new`"
 IDENTITY_KEY, REGISTRY, BLOCK_CAP = "identity-key", "registry", "block-cap"
 MINIMUM, CORRUPT, RUNS = "trust-minimum", "trust-corrupt", "trust-runs"
 SETTINGS = (IDENTITY_KEY, REGISTRY, MINIMUM, CORRUPT, RUNS, BLOCK_CAP)
-MOST_BEGUN = 24  # times a day that a party begins anew, unless trust-runs says otherwise
 
 
 def new_identity(path: Path) -> bytes:
@@ -332,9 +327,8 @@ class TrustSettings:
     minimum: int  # `trust-minimum`: the fewest SuperNodes in a sum; by default the registry's
     corrupt: float  # `trust-corrupt`: share of SuperNodes that may collude with the server
     block_cap: int  # `block-cap`: the most points that a client may bring to an alignment
-    journal: Path  # beside the key (``journal.py``)
-    runs: int  # `trust-runs`: how often in 24 hours its sums may begin anew
-    run: bytes  # Flower's number of the run
+    # beside the key, with `trust-runs`, how often in 24 hours its sums may begin anew
+    journal: Journal
     most_points: int = MOST_POINTS  # the most that one SuperNode's clients may bring together
     differ_by: int = USUAL_DIFFERENCE  # how many SuperNodes two sums differ by, if they differ
 
@@ -372,8 +366,7 @@ class TrustSettings:
         why = f"node-config {CORRUPT}: {corrupt!r:.60}; from 0 to below 0.5"
         refuse_if(is_no_share, why, ConfigError)
         cap = whole_number(given, BLOCK_CAP, MOST_BLOCK, 1, 2**31)
-        journal = key_file.with_name(key_file.name + ".journal")
-        runs = whole_number(given, RUNS, MOST_BEGUN, 1, 2**31)
-        limits, of_run = (minimum, float(corrupt), cap), (journal, runs, str(run).encode())
-        of_node = most_points(node_config), differ_by(node_config)
-        return cls(identity, registry, *limits, *of_run, *of_node)
+        file, runs = f"{key_file.name}.journal", whole_number(given, RUNS, MOST_BEGUN, 1, 2**31)
+        journal = Journal(key_file.with_name(file), str(run).encode(), runs)
+        limits = float(corrupt), cap, journal, most_points(node_config), differ_by(node_config)
+        return cls(identity, registry, minimum, *limits)

@@ -38,21 +38,18 @@ from flower_graph.secure.node_config import LEAST_CLIENTS, least_clients
 from flower_graph.secure.parties.epoch import (
     LIST,
     MASKS,
-    MOST_LISTS,
     ROUND_KEY,
     Epoch,
     check_partners,
     check_shown,
     commit,
 )
-from flower_graph.secure.parties.journal import Journal, digest_of, set_of
+from flower_graph.secure.parties.journal import digest_of, set_of
 from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.secure.ring import WORDS, Ring, RingArray, add_streams
 from flower_graph.secure.shamir import SHARE_BYTES, split_secrets
 from flower_graph.secure.sum.messages import (
     KEPT_ROUNDS,
-    MASK_KEY,
-    NOTHING,
     PACKET_BYTES,
     SECURE_SUM,
     SEED,
@@ -72,10 +69,11 @@ from flower_graph.secure.sum.messages import (
     SumTerms,
     UnmaskReply,
     UnmaskRequest,
+    revealed,
 )
 from flower_graph.storage.checkpoint import read_state, write_state
 from flower_graph.storage.reading import reading
-from flower_graph.wire.arrays import Answer, Config, Parameters
+from flower_graph.wire.arrays import Answer, Config, Parameters, each_once
 from flower_graph.wire.codec import Bytes, Integers, Message
 from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, MASKED_SUM, SUM_STATE
 
@@ -159,13 +157,6 @@ class SumClient:
         """The run's name in its sums: of the epoch, if there are epochs."""
         return self.run_id if self.trust is None else self._begun().id
 
-    def answer(self, action: str, config: Config) -> Config:
-        replies: Config = {}
-        for kind, reply in ANSWERS[action]:
-            if action != "sum_unmask" or f"{kind.prefix}run" in config:
-                replies |= reply(self, kind.from_config(config)).to_config()
-        return replies
-
     # An epoch begins
 
     def enrol(self, request: KeyRequest) -> KeyReply:
@@ -199,7 +190,7 @@ class SumClient:
         check_shown(request, trust, commitment, points)
         # On the disk before the seed leaves: neither another epoch's run nor a state that is put
         # back gives more draws.
-        Journal(trust.journal).answer_list(MOST_LISTS, trust.runs, trust.run)
+        trust.journal.answer_list()
         self._shown = request
         return RevealReply(self.run_id, request.number, np.frombuffer(self._seed, np.uint8))
 
@@ -288,7 +279,7 @@ class SumClient:
         if (epoch := self.epoch) is not None:
             trust, digest = self._trusted(), digest_of(state)
             who = set_of(epoch.parties[request.live].tolist())
-            Journal(trust.journal).check_state(terms.purpose, digest, who)
+            trust.journal.check_state(terms.purpose, digest, who)
             held_by = max(held_by, len(epoch.points))
         terms.check_guard(held_by)
         kept.terms = terms.digest(request.length, request.word, kept.threshold, kept.minimum)
@@ -302,8 +293,7 @@ class SumClient:
             add_streams(masked, [(own, 1), *pairs])
         if epoch is not None:
             # Who repeats a round with one fewer learns that one: on the disk before it leaves.
-            steps = kept.number, self.mark, trust.runs, trust.run
-            self.mark = Journal(trust.journal).continue_run(*steps)
+            self.mark = trust.journal.continue_run(kept.number, self.mark)
             kept.ready, kept.purpose, kept.state = request.live, terms.purpose, digest
         clients = np.array(chosen, np.int64)
         refused = kept.partners[kept.live & ~kept.has]
@@ -324,18 +314,18 @@ class SumClient:
         # both secrets of any party that is on only one of them. From two sums it learns their
         # difference. The journal prevents both.
         who = set_of(epoch.parties[listed].tolist())
-        journal, run = Journal(trust.journal), (LIST, trust.run)
-        journal.enter(number, kept.purpose, kept.state, who, epoch.differ_by, *run)
+        trust.journal.enter(number, kept.purpose, kept.state, who, epoch.differ_by)
         kept.listed = listed
         parts = epoch.signed_parts(number, kept.ready, listed, kept.terms)
         return ListReply(epoch.id, number, self._sign(LIST, parts))
 
     def unmask(self, request: UnmaskRequest) -> UnmaskReply:
-        """Reveal one share about each partner that the server asks about; never two."""
+        """Reveal one share about each partner that took part; never two."""
         kept = self._round(request.run_id, request.server_round)
-        kinds = self._asked(kept, request) if self.epoch is None else self._signed(kept, request)
-        # Of a round in which nothing left this SuperNode, it has nothing to give.
-        kinds = np.where(kept.has, kinds, np.uint8(NOTHING)) if kept.terms else np.zeros_like(kinds)
+        check = self._told if self.epoch is None else self._signed
+        kinds = np.zeros(kept.partners.size, np.uint8)
+        if (listed := check(kept, request)) is not None:
+            kinds = revealed(listed, kept.live) * kept.has
         column = np.flatnonzero(kinds)
         shares = kept.held[column, kinds[column] - SEED]
         del self._rounds[kept.number]
@@ -438,29 +428,29 @@ class SumClient:
         live: MASKS = ready[epoch.partners_of(index)]
         return live
 
-    def _asked(self, kept: ClientRound, request: UnmaskRequest) -> Bytes:
-        kinds, count = request.kinds, request.contributors
-        is_odd = kinds.shape != kept.partners.shape or (kinds > MASK_KEY).any()
-        refuse_if(is_odd, f"kinds have shape {kinds.shape}, or unknown entries")
+    def _told(self, kept: ClientRound, request: UnmaskRequest) -> MASKS | None:
+        """Return which partners are in the sum; None if nothing left this SuperNode for it."""
+        count, listed = request.contributors, request.listed
         refuse_if(count < kept.minimum, f"{count} clients, {kept.minimum} must be")
-        if kept.terms:
-            is_gone = ((kinds != NOTHING) & ~kept.live).any()
-            refuse_if(is_gone, "a partner that took no part is asked about")
-            present = int((kinds == SEED).sum())
-            refuse_if(present > count, f"{present} of our partners among {count}")
-            few = f"{present} of our partners are in the sum, {kept.threshold} must"
-            refuse_if(present < kept.threshold, few)
-        return kinds
+        if not kept.terms:
+            return None
+        is_odd = listed.shape != kept.live.shape or (listed & ~kept.live).any()
+        refuse_if(is_odd, "a partner that took no part is asked about")
+        present = int(listed.sum())
+        refuse_if(present > count, f"{present} of our partners among {count}")
+        few = f"{present} of our partners are in the sum, {kept.threshold} must"
+        refuse_if(present < kept.threshold, few)
+        return listed
 
-    def _signed(self, kept: ClientRound, request: UnmaskRequest) -> Bytes:
+    def _signed(self, kept: ClientRound, request: UnmaskRequest) -> MASKS:
         """Return what follows from our own list, if enough listed partners signed the same."""
         epoch = self._begun()
         if kept.ready is None or (listed := kept.listed) is None:
             raise RefusedError(f"no list of round {kept.number} was signed here")
         row = epoch.partners_of(epoch.index(self.party))
         parts = epoch.signed_parts(kept.number, kept.ready, listed, kept.terms)
-        columns, good = request.columns.tolist(), 0
-        is_odd = len(set(columns)) != len(columns) or not set(columns) <= set(range(row.size))
+        columns, good = request.columns, 0
+        is_odd = not each_once(columns) or not np.isin(columns, np.arange(row.size)).all()
         is_odd = is_odd or len(columns) != len(request.signatures)
         refuse_if(is_odd, "a signature is there twice, or is not a partner's")
         verify = self._trusted().registry.verify
@@ -468,8 +458,7 @@ class SumClient:
             if listed[index]:
                 good += verify(int(epoch.parties[index]), signature, LIST, *parts)
             if good >= epoch.threshold:
-                kinds = np.where(kept.ready[row], np.uint8(MASK_KEY), np.uint8(NOTHING))
-                return np.where(listed[row], np.uint8(SEED), kinds)
+                return listed[row]
         raise RefusedError(f"{good} partners signed it: others saw something else")
 
     # Shares
@@ -522,7 +511,7 @@ class SumClient:
         return held, has
 
 
-# What answers each exchange; of the last, either may be missing
+# What answers the messages of each exchange
 ANSWERS: dict[str, list[tuple[type[Message], Callable[[SumClient, Any], Message]]]] = {
     "sum_enroll": [(KeyRequest, SumClient.enrol)],
     "sum_reveal": [(RevealRequest, SumClient.reveal)],
@@ -552,7 +541,13 @@ class MaskingClient(NumPyClient):
         self.context, self.clients, self.trust = context, clients, trust
 
     def _answer(self, parameters: Parameters, config: Config, action: str) -> Answer:
-        return [], 1, self.exchange(action, config)
+        host = self._enrolled(config) if action == "sum_enroll" else self.keys()
+        asked = [(kind, reply) for kind, reply in ANSWERS[action] if f"{kind.prefix}run" in config]
+        entries: Config = {}
+        for kind, reply in asked:
+            entries |= reply(host, kind.from_config(config)).to_config()
+        self._keep(host)
+        return [], 1, entries
 
     sum_unmask = partialmethod(_answer, action="sum_unmask")
     sum_enroll = partialmethod(_answer, action="sum_enroll")
@@ -600,12 +595,6 @@ class MaskingClient(NumPyClient):
         reply.left_out = left_out
         self._keep(host)
         return reply, reply.to_config() | {ARRAY_NAMES: [f"{ARRAYS}/{MASKED_SUM}"]}
-
-    def exchange(self, action: str, config: Config) -> Config:
-        host = self._enrolled(config) if action == "sum_enroll" else self.keys()
-        entries = host.answer(action, config)
-        self._keep(host)
-        return entries
 
     def _enrolled(self, config: Config) -> SumClient:
         run_id = KeyRequest.from_config(config).run_id

@@ -107,9 +107,10 @@ class SumTerms:
         return hashlib.sha256(parts).digest()
 
 
-# Of each of the holder's partners
-KINDS = "0: nothing; 1: the share of a partner's seed; 2: of its mask key"
-KIND = Block("unmask-kinds", KINDS, shape="k")
+def revealed(listed: NDArray[np.bool_], live: NDArray[np.bool_]) -> Bytes:
+    """Return what is revealed: the seed of each party in the sum, a vanished one's mask key."""
+    vanished = np.where(live, np.uint8(MASK_KEY), np.uint8(NOTHING))
+    return np.where(listed, np.uint8(SEED), vanished)
 
 
 # Any: what dataclasses take as a default
@@ -254,9 +255,9 @@ class MaskedReply(RoundMessage, up="sum_mask", prefix="mask-"):
 class UnmaskRequest(RoundMessage, down="sum_unmask", prefix="unmask-"):
     """Server to client: reveal shares of a round."""
 
-    # Of a trusted server: how many are in the sum, and what is asked of each partner
+    # Of a trusted server: how many are in the sum, and which partners
     contributors: Annotated[int, Whole()] = 0
-    kinds: Annotated[Bytes, KIND] = none(np.uint8)
+    listed: Annotated[NDArray[np.bool_], Flags(shape="k")] = none(np.bool_)
     # Of one that may lie: places of partners that signed the list
     columns: Annotated[Integers, Exact(shape="s")] = none()
     # these partners' signatures of the list
@@ -266,7 +267,8 @@ class UnmaskRequest(RoundMessage, down="sum_unmask", prefix="unmask-"):
 class UnmaskReply(RoundMessage, up="sum_unmask", prefix="unmask-"):
     """Client to server: the shares that it reveals."""
 
-    kinds: Annotated[Bytes, KIND]
+    # of each partner 0: nothing; 1: the share of its seed; 2: of its mask key
+    kinds: Annotated[Bytes, Block(shape="k")]
     shares: Annotated[Bytes, Block(shape=f"n {SHARE_BYTES}")]  # one for each entry that is not 0
 
     def check(self, known: Known) -> None:
@@ -328,7 +330,7 @@ class ListReply(RoundMessage, up="sum_list", prefix="list-"):
     signature: Annotated[Bytes, Block(shape=f"{SIGNATURE}")]  # over epoch, round and list
 
 
-def sum_bytes(partners: int, following: int) -> int:
+def sum_bytes(partners: int) -> int:
     """Return the most bytes of a reply about the partners of one sum and of the next."""
-    keys = KEY_BYTES + CHECK + SIGNATURE + following * (2 * CHECK + PACKET_BYTES)
-    return ROOM + partners * (1 + SHARE_BYTES) + keys
+    of_each = 1 + SHARE_BYTES + 2 * CHECK + PACKET_BYTES
+    return ROOM + KEY_BYTES + CHECK + SIGNATURE + partners * of_each
