@@ -162,7 +162,8 @@ def test_a_sum_that_is_missing_stops_the_step_of_all(is_masked: bool) -> None:
     run = Summed(rich_graph(), supernodes=3, rounds=4, **how)
     assert [bool(report.skipped) for report in run.reports] == [False, True, False, False]
     assert run.reports[1].answered == 0 and run.reports[1].rejected
-    assert "missing from 1 SuperNode" in run.reports[1].skipped
+    why = "4 of 6 clients sent their vectors" if is_masked else "missing from 1 SuperNode"
+    assert why in run.reports[1].skipped
     before, after = run.layers[:3], run.layers[3:6]
     assert all(torch.equal(a[LINEAR], b[LINEAR]) for a, b in zip(before, after, strict=True))
     assert run.reports[1].loss == run.reports[2].loss, "without dropout the same loss again"
@@ -244,7 +245,6 @@ def test_a_void_round_tells_of_a_skipped_sum() -> None:
     how: dict[str, Any] = {"supernodes": 3, "is_masked": True, "timeout": 0.2}
     skipped = Summed(rich_graph(), rounds=4, faults=sealed, **how).reports
     assert [bool(report.skipped) for report in skipped] == [False, True, True, False]
-    assert not any("missing" in report.skipped for report in skipped)
 
 
 @pytest.mark.parametrize("what", ["plain request", "readable sum", "few bits"])
