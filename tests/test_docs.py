@@ -1,7 +1,6 @@
 """All pages: what they name is there; their tables say what declarations and results say."""
 
 import ast
-import importlib
 import json
 import re
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from doc_helpers import DOCS
+from doc_helpers import DOCS, script
 
 import flower_graph
 from benchmarks import run as benchmarks
@@ -167,10 +166,8 @@ def test_without_a_site_a_page_is_printed_with_the_tables_that_code_declares(
 
 
 @pytest.fixture(scope="module")
-def generator() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(DOCS)
-        yield importlib.import_module("generate")
+def generator() -> ModuleType:
+    return script(DOCS / "generate.py")
 
 
 def test_tables_can_be_made_and_are_not_committed(generator: ModuleType) -> None:

@@ -266,6 +266,7 @@ def defined(page: str) -> dict[str, Any]:
     return blocks_of(page, 0) | {"InProcessGrid": InProcessGrid}
 
 
+@pytest.mark.slow
 def test_fedgls_learns(capsys: Captured) -> None:
     space = blocks_of("fedgls", 1, space=defined("fedgls"))
     metrics = space["result"].evaluate_metrics_clientapp
@@ -307,6 +308,7 @@ def test_differential_privacy_of_flower_goes_around_both_halves(who: str) -> Non
     assert found[1]["test"] < 0.75 < 0.8 < found[6]["test"]
 
 
+@pytest.mark.slow
 def test_fedscem_equals_a_run_in_the_clear(capsys: Captured) -> None:
     space = blocks_of("fedscem", 0, 1)
     result = space["result"]

@@ -2,8 +2,6 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from flower_graph.rng import derive_seed, generator, seeded
 
@@ -14,17 +12,10 @@ def test_seeds_are_the_same_on_every_machine():
     assert derive_seed(0, "server-dropout", 1) == 1007082716428990296
 
 
-@settings(max_examples=25)
-@given(st.integers(0, 2**63), st.text(), st.integers(0, 10**6))
-def test_seeds_fit_a_generator(seed: int, label: str, number: int):
-    assert 0 <= derive_seed(seed, label, number) < 2**63
-    generator(seed, label, number)
-
-
 def test_every_purpose_client_and_round_has_its_own_seed():
     labels = itertools.product((0, 1, 10), ("a", "b"), range(30), range(30))
     seeds = [derive_seed(seed, *rest) for seed, *rest in labels]
-    assert len(set(seeds)) == len(seeds)
+    assert len(set(seeds)) == len(seeds) and 0 <= min(seeds) < max(seeds) < 2**63
     assert derive_seed(1, 23) != derive_seed(12, 3)
 
 

@@ -86,6 +86,14 @@ except SystemExit:
 """
 
 
+LOADS = "import flower_graph.flower_compat; from flower_graph import load_config"
+
+
+@pytest.mark.parametrize(("code", "allowed"), [("import flower_graph", set()), (LOADS, {"numpy"})])
+def test_a_short_name_imports_what_it_needs(code: str, allowed: set[str], tmp_path: Path) -> None:
+    assert imported(code, tmp_path) <= allowed
+
+
 @pytest.mark.parametrize(
     ("words", "allowed"),
     [

@@ -38,6 +38,7 @@ def test_with_one_layer_for_all_words_are_found_unless_sums_are_masked(tmp_path:
 
 PLAIN, OPEN = "strategy.aggregation=plain", "strategy.alignment=plain"
 COUNTS, ROWS = "common, from the counts", "common, from the embeddings"
+NOISE, SLOW = ["privacy.epsilon=1"], pytest.mark.slow
 HOLDS, COMMON = "holds which node, from the alignment", "common, from the alignment"
 
 
@@ -46,12 +47,12 @@ HOLDS, COMMON = "holds which node, from the alignment", "common, from the alignm
     [
         ("fedscem", [PLAIN], {COUNTS: 1.0, ROWS: 0.9, HOLDS: 0.5}, []),
         ("fedscem", [], {COMMON: 0.5}, [COUNTS, ROWS]),
-        ("fedscem", [OPEN, PLAIN], {HOLDS: 1.0, COMMON: 1.0}, []),
+        pytest.param("fedscem", [OPEN, PLAIN], {HOLDS: 1.0, COMMON: 1.0}, [], marks=SLOW),
         ("fedgls", [], {"which features": 1.0}, []),
-        ("fedgls", ["privacy.epsilon=1"], {}, ["which features"]),
+        ("fedgls", NOISE, {}, ["which features"]),
         # The third attack on PPFL-GNN has 35 private nodes here, too few to tell a weak success
         ("ppfl", [], {"have an edge": 0.8, "has a private one": 0.65}, []),
-        ("ppfl", ["privacy.epsilon=1"], {}, ["have an edge", "has a private one"]),
+        pytest.param("ppfl", NOISE, {}, ["have an edge", "has a private one"], marks=SLOW),
         ("ppfl", ["strategy.alignment=secure"], {"whose a private node is": 0.5}, []),
     ],
 )
@@ -86,9 +87,9 @@ def test_a_models_bias_shows_classes_and_its_losses_training_nodes() -> None:
 def test_a_guess_strays_as_far_as_it_is_said_to() -> None:
     rng = np.random.default_rng(1)
     truth = np.arange(60) < 20
-    drawn = [ranking("", rng.random(60), truth) for _ in range(2000)]
+    drawn = [ranking("", rng.random(60), truth) for _ in range(500)]
     spread = np.std([one.success for one in drawn])
-    assert spread == pytest.approx(guess_variance(drawn[0]) ** 0.5, rel=0.06)
+    assert spread == pytest.approx(guess_variance(drawn[0]) ** 0.5, rel=0.1)
 
 
 def test_findings_count_their_cases() -> None:

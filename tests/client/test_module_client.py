@@ -144,8 +144,7 @@ def assert_like(strategy: ModuleFedAvg, wanted: dict[str, Any], tolerance: float
         )
 
 
-@pytest.mark.parametrize("optimiser", ["reset", "keep"])
-@pytest.mark.parametrize("supernodes", [1, len(GRAPHS)])
+@pytest.mark.parametrize(("optimiser", "supernodes"), [("keep", 1), ("reset", len(GRAPHS))])
 @pytest.mark.parametrize("name", MODULES)
 def test_it_is_what_a_loop_by_hand_gives(name: str, optimiser: str, supernodes: int):
     settings = replace(DECAYING, optimiser=optimiser, local_epochs=7)

@@ -135,6 +135,7 @@ def test_a_worker_that_dies_costs_its_message_and_is_started_again(place: Path) 
     assert ask(context)["count"] == 3
 
 
+@pytest.mark.slow
 def test_a_worker_without_messages_ends_and_the_next_message_starts_another(place: Path) -> None:
     context = context_of(**{"resident-idle": 0.2})
     first = ask(context)

@@ -65,7 +65,13 @@ def test_a_reply_that_never_comes_is_as_good_as_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "value"), [(NFEDGNN, -1e30), (FEDGLS, np.nan), (PPFL, -1e30), (PLAIN_SUMS, np.nan)]
+    ("method", "value"),
+    [
+        (NFEDGNN, -1e30),
+        (PLAIN_SUMS, np.nan),
+        pytest.param(FEDGLS, np.nan, marks=pytest.mark.slow),
+        pytest.param(PPFL, -1e30, marks=pytest.mark.slow),
+    ],
 )
 def test_numbers_that_no_client_can_have_are_refused(method: Method, value: float) -> None:
     example = clean(method).grid.examples["train", 2]

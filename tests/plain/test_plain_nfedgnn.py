@@ -46,7 +46,6 @@ def linear_map(size: int, bias: bool, seed: int = 3) -> nn.Linear:
 
 def compare(
     data: Data,
-    supernodes: int = 3,
     *,
     model: str = "gcn",
     bias: bool = False,
@@ -55,7 +54,7 @@ def compare(
     """Run both; `options` are those of the strategy."""
     dropout, participation = options.pop("dropout", 0.0), options.pop("participation", 1.0)
     how = {"dropout": dropout, "participation": participation, "user_bias": bias, **options}
-    outcome = run(data, rounds=ROUNDS, model=model, supernodes=supernodes, **how)
+    outcome = run(data, rounds=ROUNDS, model=model, supernodes=3, **how)
     server = build_server_model(model, hidden=4, heads=2, classes=CLASSES, dropout=dropout, seed=3)
     if model == "gcn" and not dropout:
         plain: Any = GCN(server.latent_size, CLASSES)
@@ -77,14 +76,10 @@ def compare(
     return outcome
 
 
-@pytest.mark.parametrize("supernodes", [1, 4])
-def test_users_with_layers_of_their_own(supernodes: int) -> None:
-    compare(small_graph(15), supernodes)
-
-
 @pytest.mark.parametrize(
     "options",
     [
+        {},
         {"model": "gat", "bias": True},
         {"model": "sage", "dropout": 0.5, "participation": 0.6, "bias": True},
         {"participation": 0.4, "dropout": 0.5},

@@ -15,6 +15,7 @@ from doc_helpers import DOCS, run_blocks
 from ego_helpers import SETTINGS as EGO_SETTINGS
 from ego_strategy_helpers import client_app as ego_app
 from ego_strategy_helpers import seven_egos
+from federation import METHODS, tried
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, arrays_size_mod, message_size_mod
@@ -26,7 +27,6 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 from graph_helpers import Outcome, small_graph
-from message_recorder import RUNS
 from relay_helpers import strategy_for
 from structure_helpers import client_app as structure_app
 from structure_helpers import settings_of
@@ -38,8 +38,6 @@ from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.strategy import StructureFedAvg, initial_arrays
 from flower_graph.strategies.fedscem import EgoFedAvg, EgoModelClient
 
-# One method that relays, one whose sums have stages
-FEW = {"nFedGNN": (), "FedSCem": (pytest.mark.slow,)}
 LEARNING = replace(EGO_SETTINGS, learning_rate=0.02, local_epochs=3)
 
 
@@ -134,17 +132,15 @@ def test_a_personalised_method_is_in_an_app_by_the_front_door() -> None:
     assert reports[-1].train_accuracy > 0.6
 
 
-@pytest.mark.parametrize(
-    "method",
-    [pytest.param(name, marks=FEW.get(name, (pytest.mark.release,))) for name in RUNS],
-)
+# One method that relays, one whose sums have stages
+@pytest.mark.parametrize("name", tried(METHODS, slow=["fedscem"]))
 def test_mods_that_measure_around_the_clients_of_every_method(
-    method: str,
+    name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    plain = RUNS[method](tmp_path / "plain")
+    plain = METHODS[name].whole("rounds=3")
 
     class Sized(client._ActingClientApp):
         def __init__(self, mods: Any = None) -> None:
@@ -152,6 +148,7 @@ def test_mods_that_measure_around_the_clients_of_every_method(
 
     monkeypatch.setattr(client, "_ActingClientApp", Sized)
     with caplog.at_level(logging.INFO, "flwr"):
-        assert RUNS[method](tmp_path / "sized") == plain
+        sized = METHODS[name].run(tmp_path, "rounds=3")
+    assert sized.figures == pytest.approx(plain.figures, nan_ok=True, abs=1e-5)
     sizes = [re.search(r"message size: (\d+) bytes", one.getMessage()) for one in caplog.records]
     assert sum(found is not None for found in sizes) >= 4

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from message_recorder import Entry, seen
 
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import client_app, run_server
@@ -45,8 +44,8 @@ def parties(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return overrides
 
 
-def run(folder: Path, out: Path, overrides: list[str]) -> set[Entry]:
-    """Run with a folder for each party; give what travelled."""
+def run(folder: Path, out: Path, overrides: list[str]) -> set[tuple[str, str, str, str]]:
+    """Run with a folder for each party; give what travelled: message, way, record and key."""
     config = load_config("fedgta/cora-linqs", overrides)
     own = [{"data-folder": str(one)} for one in sorted((folder / "data").glob("client*"))]
     grid = RecordingGrid(client_app(config, None), num_supernodes=2, node_config=own)
@@ -55,7 +54,13 @@ def run(folder: Path, out: Path, overrides: list[str]) -> set[Entry]:
         run_server(config, grid, out, engine="in-process", folder=there)
     finally:
         forget_run(grid.run.run_id)
-    return seen((one.kind, one.request, one.reply) for one in grid.exchanges)
+    return {
+        (one.kind, way, record, key)
+        for one in grid.exchanges
+        for way, content in (("down", one.request), ("up", one.reply))
+        for record, entries in content.items()
+        for key in entries
+    }
 
 
 def test_clients_keep_what_is_theirs(
@@ -93,6 +98,6 @@ def test_clients_keep_what_is_theirs(
     assert not {name for name in kept_there if name.startswith(("predictions", "model", "data."))}
     without = run(tmp_path, tmp_path / "other", [*parties, "save=none"])
     more = with_it - without
-    assert {entry.message for entry in more} == {"query.keep"}
-    answers = {(entry.record, entry.key) for entry in more if entry.way == "up"}
+    assert {message for message, *_ in more} == {"query.keep"}
+    answers = {tuple(entry) for _, way, *entry in more if way == "up"}
     assert answers == {(CONFIG, VERSION), (CONFIG, MESSAGE_FORMAT)}

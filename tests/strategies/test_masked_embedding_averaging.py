@@ -15,16 +15,13 @@ from flower_graph.errors import AlignmentError
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
 
+# Each value of each setting
 @pytest.mark.parametrize(
     ("alignment", "aggregation", "variant", "sharing", "changes"),
     [
-        ("psi", "plain", "full", "none", {}),
         ("psi", "masked", "full", "none", {}),
-        ("plain", "masked", "full", "none", {}),
-        ("psi", "masked", "iter", "none", {}),
-        ("plain", "plain", "minus", "none", {"local_epochs": 2}),
         ("psi", "masked", "full", "fedavg", {}),
-        ("psi", "plain", "full", "fedprox", {"proximal": 0.5}),
+        ("plain", "plain", "minus", "none", {"local_epochs": 2}),
         ("plain", "plain", "iter", "fedprox", {"proximal": 0.5, "local_epochs": 2}),
     ],
 )
@@ -111,14 +108,3 @@ def test_a_client_beyond_the_range_is_left_out(aggregation: str, supernodes: int
         (entry,) = report.rejected
         assert re.search(r"an? (embedding|measurement) is outside the range", entry["reason"])
         assert "101" in entry["reason"] or entry["client"] == 101
-    # The others are as if it had never been asked.
-    without = run(
-        seven_egos(),
-        supernodes=7,
-        rounds=4,
-        make_grid=faulty({(1, "train", n): "lost" for n in range(1, 6)}),
-        aggregation=aggregation,
-    )
-    good = {c: w for c, w in outcome.last.items() if c != 101}
-    for client, weights in good.items():
-        torch.testing.assert_close(weights, without.last[client], atol=1e-5, rtol=0)
