@@ -50,9 +50,3 @@ def test_a_part_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "results.json").exists()
     with pytest.raises(SystemExit):
         bench("rounds", tmp_path)
-
-
-def test_exponent_of_known_powers() -> None:
-    sizes = [10, 100, 1_000]
-    assert measure.exponent(sizes, [3 * size**1.5 for size in sizes]) == pytest.approx(1.5)
-    assert measure.exponent(sizes, [7, 7, 7]) == pytest.approx(0)

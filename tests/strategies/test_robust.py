@@ -30,7 +30,6 @@ PROXIMAL = replace(EGO_SETTINGS, proximal=0.5)
 KINDS: dict[str, tuple[type[ReportedFedAvg], Any]] = {
     "fedgls": (StructureFedAvg, settings_of()),
     "fedavg": (EgoFedAvg, EGO_SETTINGS),
-    "fedprox": (EgoFedProx, PROXIMAL),
 }
 
 
@@ -91,14 +90,11 @@ def test_one_hostile_client_ruins_the_mean(method: str) -> None:
     assert run(method, RobustSection(), True)[1] > 100
 
 
-MARKS = pytest.mark.slow, pytest.mark.release
-
-
-# One of each, CI each average and each method once, a release all with all
+# One of them, CI all
 @pytest.mark.parametrize(
     ("method", "average"),
     [
-        pytest.param(*case, marks=[] if number == 4 else MARKS[number % 4 > 0])
+        pytest.param(*case, marks=[] if number == 4 else pytest.mark.slow)
         for number, case in enumerate(itertools.product(KINDS, AVERAGES))
     ],
 )
