@@ -292,7 +292,7 @@ def test_a_partition_that_is_none(node_config, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("app", APPS)
+@pytest.mark.parametrize("app", one_fast(APPS, "nfedgnn"))
 @pytest.mark.parametrize(
     ("node_config", "message"),
     [
