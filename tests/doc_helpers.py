@@ -27,12 +27,3 @@ def script(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def assert_tests_are_there(tests: list[str]) -> None:
-    """Hold the tests that a row of a page's table names, ``file::name``, against the files."""
-    assert tests
-    for test in tests:
-        file, _, name = test.partition("::")
-        text = (DOCS.parent / file).read_text(encoding="utf-8")
-        assert f"\ndef {name}(" in text, test

@@ -5,7 +5,6 @@ import json
 import re
 from collections.abc import Iterator
 from inspect import ismodule
-from itertools import chain
 from pathlib import Path
 from types import ModuleType
 
@@ -249,24 +248,3 @@ def test_figures_and_chances_of_a_method_s_page_stand_in_its_table(method: str) 
     for figure in (FIGURE, re.compile(r"Holm (?!1\b)[\de.-]*\d")):
         found = set(figure.findall(said))
         assert found and not found - set(figure.findall(table))
-
-
-# docs/security.md ---------------------------------------------------------------------------------
-
-
-SECURITY = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
-LIARS = json.loads((ROOT / "tests" / "hostile" / "liars.json").read_text("utf-8"))
-
-
-def test_each_row_of_the_table_of_liars_has_tests_that_are_there() -> None:
-    table = SECURITY.partition("|---|---|---|---|\n")[2].partition("\n\n")[0]
-    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
-    assert [row[:2] for row in rows] == [
-        [who, setting] for who, settings in LIARS.items() for setting in settings
-    ]
-    assert all(learn and stays for *_, learn, stays in rows)
-    shown = {who: [*chain(*settings.values())] for who, settings in LIARS.items()}
-    # Of a server that more collude with than is assumed there is nothing to show.
-    assert [who for who, tests in shown.items() if not tests] == ["a server and more than *k*"]
-    assert [name for name in chain(*shown.values()) if not (ROOT / name).is_file()] == []
-    assert "(docs/security.md#who-lies-and-what-follows)" in (ROOT / "SECURITY.md").read_text()
