@@ -29,7 +29,6 @@ from numpy.typing import ArrayLike
 from flower_graph.errors import IdentityError, RefusedError, refuse_if
 from flower_graph.secure.channel import framed
 from flower_graph.secure.node_config import DIFFER_BY
-from flower_graph.secure.ring import REFUSAL
 from flower_graph.storage.files import locked, replaced
 from flower_graph.storage.reading import MOST_RECORD, parse_json, read_bytes, reading
 
@@ -217,6 +216,10 @@ class Journal:
     @contextmanager
     def one_trial(self, step: int, purpose: bytes) -> Iterator[None]:
         """Read the relayed sum of a step in the block; a refusal ends the step, which goes up."""
+        from flower_graph.secure.ring import (
+            REFUSAL,
+        )  # imports PyTorch, which no command of keys needs
+
         refuse_if(step <= self.last(purpose), REFUSAL)
         try:
             yield
