@@ -4,12 +4,13 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
+
+from flower_graph.ops.grouped import group_sizes
 
 BETAS, EPS = (0.9, 0.999), 1e-8
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # PyTorch's names
@@ -34,32 +35,24 @@ def adam_rows_(
 ) -> None:
     """Take one step of PyTorch's fused Adam in place; weight decay is added to the gradient."""
     # weight, exp_avg, exp_avg_sq [r, w], gradient [r, w], step [g]; a group of step 0 stays
-    gradient = gradient.contiguous()  # or the fused step would read it in another order
-    # Neighbours with as many steps are one parameter to Adam: usually all of them.
-    counts, owners = torch.unique_consecutive(step, return_counts=True)
-    ends = torch.tensor(ptr)[owners.cumsum(0)]
-    sizes = ends.diff(prepend=torch.zeros(1, dtype=torch.long)).tolist()
-    moves = counts > 0
-    params, grads, exp_avgs, exp_avg_sqs = (
-        list(compress(rows.split(sizes), moves.tolist()))
-        for rows in (weight, gradient, exp_avg, exp_avg_sq)
-    )
-    counts = counts[moves].to(weight.device).unbind()
+    _adam(_runs((weight, gradient, exp_avg, exp_avg_sq), step, ptr), rates, fused=True)
+
+
+def _runs(rows: Iterable[Tensor], step: Tensor, ptr: Sequence[int]) -> list[Sequence[Tensor]]:
+    """Cut rows where neighbours have taken different numbers of steps: usually nowhere."""
+    counts, groups = torch.unique_consecutive(step, return_counts=True)
+    ends = [0, *(ptr[at] for at in groups.cumsum(0).tolist())]
+    parts = zip(*(one.split(group_sizes(ends)) for one in rows), counts, strict=True)
     # Adam counts the step itself.
-    steps = [(count - 1).float() for count in counts]
-    _adam(params, grads, exp_avgs, exp_avg_sqs, steps, rates, fused=True)
+    every = [(*part, (count - 1).float().to(part[0].device)) for *part, count in parts]
+    return [run for run, is_moved in zip(every, (counts > 0).tolist(), strict=True) if is_moved]
 
 
-def _adam(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    steps: list[Tensor],
-    rates: Rates,
-    *,
-    fused: bool = False,
-) -> None:
+def _adam(every: Sequence[Sequence[Tensor]], rates: Rates, *, fused: bool) -> None:
+    # every: weights, gradient, both moments and count of steps of each parameter
+    if not every:
+        return
+    params, grads, exp_avgs, exp_avg_sqs, steps = map(list, zip(*every, strict=True))
     # PyTorch has the switch from 2.7 on
     decoupled: dict[str, Any] = {"decoupled_weight_decay": True} if rates.decoupled else {}
     adam(
@@ -127,9 +120,8 @@ class Adam:
     @torch.no_grad()
     def step(self, moves: Tensor | None = None) -> None:
         """Take a step; of stacks for all clients, or for those in ``moves``, ``[c]``."""
-        whole, stacks = list[tuple[Tensor, ...]](), list[tuple[Tensor, ...]]()
+        whole, runs = list[Sequence[Tensor]](), list[Sequence[Tensor]]()
         rates = Rates(self.lr, self.weight_decay, self.decoupled)
-        bounds = list[Sequence[int]]()
         for parameter in self.parameters:
             if parameter.grad is None:
                 continue
@@ -142,19 +134,9 @@ class Adam:
             taken = held["step"] if moves is None else held["step"] * moves
             is_turned = not parameter.is_contiguous()
             flat = ((one.transpose(-1, -2) if is_turned else one).flatten(1) for one in tensors)
-            stacks.append((*flat, taken))
-            bounds.append(self.bounds.get(parameter) or range(len(parameter) + 1))
-        counts = torch.cat([stack[4] for stack in stacks]) if stacks else torch.zeros(1)
-        if int(counts[0]) and bool((counts == counts[0]).all()):  # usually: one call for all stacks
-            steps = [(counts[0] - 1).float().to(one[0].device) for one in stacks]
-            params, grads, exp_avgs, exp_avg_sqs, _ = map(list, zip(*stacks, strict=True))
-            _adam(params, grads, exp_avgs, exp_avg_sqs, steps, rates, fused=True)
-        else:
-            for (weight, grad, exp_avg, exp_avg_sq, taken), ptr in zip(stacks, bounds, strict=True):
-                adam_rows_(weight, exp_avg, exp_avg_sq, grad, taken, ptr, rates)
-        if whole:
-            params, grads, exp_avgs, exp_avg_sqs, held_steps = map(list, zip(*whole, strict=True))
-            _adam(params, grads, exp_avgs, exp_avg_sqs, held_steps, rates)
+            runs += _runs(flat, taken, self.bounds.get(parameter) or range(len(parameter) + 1))
+        _adam(runs, rates, fused=True)
+        _adam(whole, rates, fused=False)
 
     def state_dict(self) -> dict[str, list[Tensor]]:
         held = [self._held(parameter) for parameter in self.parameters]
