@@ -41,13 +41,10 @@ def in_parallel(
             for number, future in enumerate(as_completed(running), start=1):
                 each = (time.perf_counter() - began) / number
                 yield running[future], future.result(), each * (len(tasks) - number)
-        except KeyboardInterrupt:
+        except BaseException:  # what the others find would reach nobody
+            pool.shutdown(wait=False, cancel_futures=True)
             for worker in active_children():
                 worker.terminate()
-            raise
-        except BaseException:
-            # What has not begun would run on for minutes before anybody saw the error.
-            pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 

@@ -18,14 +18,8 @@ from flower_graph.client.trust import throwaway_parties
 from flower_graph.config.common import CHECKPOINTS, RunConfig, require_trackers
 from flower_graph.config.rules import at_least
 from flower_graph.data.description import DataForm
+from flower_graph.data.folders import party
 from flower_graph.data.folders.client_folder import Clients
-from flower_graph.data.folders.party import (
-    DATA_FORM,
-    RunFolder,
-    assigned,
-    client_folder,
-    read_members,
-)
 from flower_graph.data.partition.statistics import class_counts
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import ConfigError
@@ -36,12 +30,7 @@ from flower_graph.method.registry import method_of
 from flower_graph.method.trust import TrustSection
 from flower_graph.outputs.client import FINISH, KeepRequest, merge_clients, own_outputs
 from flower_graph.outputs.client import TYPE as KEEP
-from flower_graph.privacy.noise import (
-    announce_privacy,
-    note_privacy,
-    spent,
-    withhold_measurements,
-)
+from flower_graph.privacy import noise
 from flower_graph.records.rounds import RoundReport
 from flower_graph.records.warned import counted_warnings
 from flower_graph.report.result import describe_baselines
@@ -64,7 +53,7 @@ def client_app(config: RunConfig, out: Path | None) -> ClientApp:
     """Build the ClientApp of a run."""
     method = method_of(config)
     mods: list[Mod] = [partial(_tell_and_keep, config)]
-    mods += [withhold_measurements] if config.privacy.withholds else []
+    mods += [noise.withhold_measurements] if config.privacy.withholds else []
     return make_client_app(
         lambda context: method.build_client(config, context, out),
         mods=mods,
@@ -80,7 +69,7 @@ def _tell_and_keep(
     # The server's first message is a query for clients; a client then has no state yet.
     is_first = kind == "query" and not context.state
     reply = call_next(message, context)
-    if is_first and (folder := client_folder(config, context)) is not None:
+    if is_first and (folder := party.client_folder(config, context)) is not None:
         # There are none without labels
         for line in describe_baselines({"baselines": method.baselines(config, folder)}):
             LOG.info("what clients here reach alone, told to nobody: %s", line)
@@ -88,12 +77,12 @@ def _tell_and_keep(
         asked = KeepRequest.from_config(message.content.config_records[MESSAGE_CONFIG])
         outputs = own_outputs(context, asked.run) if asked.action == FINISH else None
         if outputs is not None:
-            folder = client_folder(config, context)
+            folder = party.client_folder(config, context)
             write_config(outputs, to_dict(config))
             form = (
                 data_form(config, method.data(config))
                 if folder is None
-                else DataForm.from_json(folder.detail(DATA_FORM, dict))
+                else DataForm.from_json(folder.detail(party.DATA_FORM, dict))
             )
             write_data_form(outputs, form)
     return reply
@@ -109,7 +98,7 @@ def run_server(
     resume: bool = False,
     on_round: Callable[[RoundReport], None] | None = None,
     on_wait: Callable[[str], None] | None = None,
-    folder: RunFolder | None = None,
+    folder: party.RunFolder | None = None,
     title: str = "",
 ) -> dict[str, object]:
     """Run the method over a grid and write every output.
@@ -141,10 +130,10 @@ def run_server(
     )
     trackers = Trackers(config.track, writer.out, settings, title)
     try:
-        announce_privacy(config)
+        noise.announce_privacy(config)
 
         def report(entry: RoundReport) -> None:
-            note_privacy(config, entry)
+            noise.note_privacy(config, entry)
             writer.write_round(entry)
             trackers.see(entry)
             if on_round is not None:
@@ -171,7 +160,7 @@ def run_server(
             final["spread"] = differ
         final |= baselines
         if config.privacy.is_on:
-            final["privacy"] = spent(config.privacy, config.rounds)
+            final["privacy"] = noise.spent(config.privacy, config.rounds)
         names = folder.class_names if folder else method.data(config).classes
         if names:
             final["classes"] = list(names)
@@ -191,7 +180,7 @@ def run_server(
 
 
 def make_server(
-    config: RunConfig, grid: Grid, out: Path | None = None, folder: RunFolder | None = None
+    config: RunConfig, grid: Grid, out: Path | None = None, folder: party.RunFolder | None = None
 ) -> RoundLoop:
     """Build the server's half of a run, which admits the SuperNodes of its list.
 
@@ -206,13 +195,13 @@ def make_server(
             )
         parts, clients = len(list(grid.get_node_ids())), method_of(config).num_clients(config)
         _require_parties(config, parts)
-        hosted = [assigned(part, parts, clients) for part in range(parts)]
+        hosted = [party.assigned(part, parts, clients) for part in range(parts)]
         how = replace(how, registry=str(throwaway_parties(grid.run.run_id, hosted)))
         config = replace(config, strategy=how)
     strategy = method_of(config).build_strategy(config, out, folder)
     # A registry says itself which SuperNode may speak for which client
     members = strategy.session.members
-    members.listed = None if folder is None or how.distrusts else read_members(folder.path)
+    members.listed = None if folder is None or how.distrusts else party.read_members(folder.path)
     members.most = how.most_supernodes
     return strategy
 

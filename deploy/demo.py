@@ -12,14 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 from functools import partial
-from io import StringIO
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from deploy.loopback import DeploymentError, Loopback, remove
+from deploy.loopback import DeploymentError, Loopback, deal, remove
 
 say = partial(print, flush=True)
 CLIENTS = 4
@@ -43,27 +41,16 @@ def is_equal(
     out: Path,
 ) -> bool:
     """Run a method in the deployment and as a simulation; return whether both give the same."""
-    from flower_graph.apps.cli.main import main
     from flower_graph.apps.run import run
     from flower_graph.method.load import load_config
     from flower_graph.method.run import load_run
 
     settings = [*settings, *SHARED]
-    with redirect_stdout(StringIO()) as printed:  # a page of statistics
-        code = main(["partition", config, *settings, "--out", str(out / "data")])
-    if code != 0:
-        raise DeploymentError(f"{title}: no data folders were written\n{printed.getvalue()}")
+    data, run_config = deal(config, settings, out, CLIENTS)
     names = [f"{title}-node-{client}" for client in range(CLIENTS)]
-    for client, (name, key) in enumerate(zip(names, keys, strict=True)):
-        own = out / "data" / f"client-{client:04d}"
+    for name, key, own in zip(names, keys, data, strict=True):
         deployment.start_node(name, {"data-folder": str(own)}, key=key)
     say(f"{title}: {CLIENTS} SuperNodes, each with its own data folder")
-    run_config = {
-        "config": config,
-        "overrides": " ".join(settings),
-        "output-dir": str(out / "deployed"),
-        "server-folder": str(out / "data" / "server"),
-    }
     deployment.start_run(title, run_config)
     log = deployment.wait(title, TIMEOUT, echo=lambda line: say(f"  {line}"))
     if not (out / "deployed" / "result.json").is_file():

@@ -13,7 +13,8 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +24,7 @@ import tomli_w
 
 from deploy.connection import NAME, write_connection
 from deploy.credentials import make_node_key, make_server_credentials
+from flower_graph.apps.cli import main as cli
 from flower_graph.apps.cli.launch import (
     LINE_COLOURS,
     end_processes,
@@ -153,20 +155,18 @@ class Loopback:
     def wait(
         self, name: str, timeout: float, echo: Callable[[str], object] = lambda _: None
     ) -> str:
-        deadline, shown = time.monotonic() + timeout, 0
-        while True:
-            ended = self.processes[name].poll() is not None
-            lines = self.log(name).splitlines(keepends=True)
-            whole = lines if ended else [line for line in lines if line.endswith("\n")]
-            for line in whole[shown:]:
-                echo(line.rstrip())
-            shown = len(whole)
-            if ended:
-                return self.log(name)
-            if time.monotonic() > deadline:
-                tails = f"{self.tail(name)}\n{self.tail('superlink')}"
-                raise DeploymentError(f"{name} takes longer than {timeout:g} s:\n{tails}")
-            time.sleep(POLL)
+        deadline = time.monotonic() + timeout
+        with (self.folder / "logs" / f"{name}.log").open(encoding="utf-8", errors="replace") as log:
+            while True:
+                has_ended = self.processes[name].poll() is not None
+                for line in log:
+                    echo(LINE_COLOURS.sub("", line).rstrip())
+                if has_ended:
+                    return self.log(name)
+                if time.monotonic() > deadline:
+                    tails = f"{self.tail(name)}\n{self.tail('superlink')}"
+                    raise DeploymentError(f"{name} takes longer than {timeout:g} s:\n{tails}")
+                time.sleep(POLL)
 
     def flwr(self, *arguments: str) -> str:
         """Run the command ``flwr`` as the user of this deployment; return its output."""
@@ -259,6 +259,24 @@ class Loopback:
             PARTY: self._party(name),
             **self._environment,
         }
+
+
+def deal(
+    config: str, settings: Sequence[str], folder: Path, supernodes: int
+) -> tuple[list[Path], dict[str, str]]:
+    """Write the data folders of a run; return the SuperNodes' folders, and the run config."""
+    words = ["partition", config, *settings, "--out", str(folder / "data")]
+    with redirect_stdout(StringIO()) as printed:  # a page of statistics
+        code = cli.main([*words, "--supernodes", str(supernodes)])
+    if code != 0:
+        raise DeploymentError(f"{config}: no data folders were written\n{printed.getvalue()}")
+    run = {
+        "config": config,
+        "overrides": " ".join(settings),
+        "output-dir": str(folder / "deployed"),
+        "server-folder": str(folder / "data" / "server"),
+    }
+    return sorted((folder / "data").glob("client*")), run
 
 
 def remove(folder: Path) -> None:

@@ -27,14 +27,7 @@ CLIENTS = {
     "ppfl": (
         "judge: {folds: 2, mlp: false}\nmodel: {name: gat}\n"
         "partition: {clients: 3, private_share: 0.2}\n",
-        {
-            "nacl",
-            "mpmath",
-            "pandas",
-            "scipy",
-            "sklearn",
-            "sympy",
-        },  # all but the first by scikit-learn
+        {"nacl", *("mpmath", "pandas", "scipy", "sklearn", "sympy")},  # by scikit-learn
     ),
 }
 DATA = (

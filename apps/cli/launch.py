@@ -25,14 +25,7 @@ import psutil
 import flower_graph
 from flower_graph.config.app_keys import RUN_CONFIG
 from flower_graph.errors import EngineFailedError, OutputError
-from flower_graph.storage.files import (
-    STATE_VARIABLE,
-    append,
-    default_folder,
-    make_folder,
-    temporary_folder,
-    write_text,
-)
+from flower_graph.storage import files
 from flower_graph.storage.reading import MOST_LINES, read_bytes, read_json, reading
 
 ROOT = str(Path(flower_graph.__file__).resolve().parents[1])
@@ -152,14 +145,14 @@ def flwr_run(
         "resume": bool(resume),
         "seed": "" if seed is None else str(seed),
     }
-    home = temporary_folder("fg-", Path(_short_temporary_folder()))
+    home = files.temporary_folder("fg-", Path(_short_temporary_folder()))
     with guarded("FLWR_HOME", str(home), home, _state_folder(home)):
         try:
             app = write_app(home / "app", settings)
             log = _run_in(home, app, supernodes, ray_address, echo, meanwhile)
         finally:
             if (home / LOG).is_file() and out.is_dir() and any(out.iterdir()):
-                with (home / LOG).open("rb") as lines, append(out / LOG) as kept:
+                with (home / LOG).open("rb") as lines, files.append(out / LOG) as kept:
                     shutil.copyfileobj(lines, kept)
     # `flwr run` itself ends with code 0 when the app fails.
     after = result.stat().st_mtime_ns if result.exists() else None
@@ -191,7 +184,7 @@ def _run_in(
     )
     meanwhile()
     lines: deque[str] = deque(maxlen=TAIL)
-    with append(home / LOG) as file:
+    with files.append(home / LOG) as file:
         for line in process.stdout or ():
             if text := LINE_COLOURS.sub("", line).rstrip():
                 lines.append(text)
@@ -214,13 +207,13 @@ def write_app(
     client: str = "flower_graph.apps.client_app:app",
 ) -> Path:
     """Write what Flower reads of an app: its settings, and where its two halves are."""
-    make_folder(folder)
+    files.make_folder(folder)
     # JSON's strings and booleans are TOML's too.
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
     about = {"version": flower_graph.__version__, "server": server, "client": client}
     words = {name: json.dumps(value) for name, value in about.items()}
     pyproject = APP_PYPROJECT.format(**words, settings="\n".join(lines))
-    write_text(folder / "pyproject.toml", pyproject)
+    files.write_text(folder / "pyproject.toml", pyproject)
     return folder
 
 
@@ -259,7 +252,7 @@ def quiet_environment(home: Path, state: Path) -> dict[str, str]:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}",
         "PYTHONUNBUFFERED": "1",
         "FLWR_HOME": str(home),
-        STATE_VARIABLE: str(state),
+        files.STATE_VARIABLE: str(state),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -268,7 +261,7 @@ def quiet_environment(home: Path, state: Path) -> dict[str, str]:
 
 
 def _state_folder(home: Path) -> Path:
-    usual = default_folder()
+    usual = files.default_folder()
     return usual.with_name(f"{usual.name}-{home.name}")
 
 

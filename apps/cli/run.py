@@ -32,19 +32,7 @@ from flower_graph.method.load import is_file_name, load_config, title_of, to_dic
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport, format_round
 from flower_graph.report.result import describe_result, summarise
-from flower_graph.storage.files import (
-    folder_lock,
-    holds_something,
-    make_folder,
-    missing_folders,
-    named,
-    new_folder,
-    plain,
-    remove,
-    remove_empty,
-    remove_folder,
-    saying,
-)
+from flower_graph.storage import files
 from flower_graph.storage.reading import MOST_SETTINGS, read_text, reading
 from flower_graph.wire.keys import ACCURACY
 
@@ -102,7 +90,7 @@ def run_all(args: argparse.Namespace) -> tuple[Path, list[Job], dict[str, object
         if is_file_name(jobs[0].name) and top in Path(jobs[0].name).absolute().parents:
             raise ConfigError(f"CONFIG {jobs[0].name}: --overwrite would delete it; copy it first")
     done = {job.config.seed: _done(job) if resume else None for job in jobs}
-    with new_folder(top, may_exist=resume or args.overwrite):
+    with files.new_folder(top, may_exist=resume or args.overwrite):
         pass  # one that cannot be written is told before data are read
     todo = [job.config for job in jobs if not done[job.config.seed]]
     check: Callable[[], None] | None = partial(check_all, todo, args.supernodes, quiet=args.quiet)
@@ -112,12 +100,12 @@ def run_all(args: argparse.Namespace) -> tuple[Path, list[Job], dict[str, object
         check = None
     if args.overwrite:
         clear_runs(top)
-    made = [folder for job in jobs for folder in missing_folders(job.out)]
+    made = [folder for job in jobs for folder in files.missing_folders(job.out)]
     results: list[dict[str, object]] = []
     try:
         for job in jobs:
             # All at once: a resumed command finds in the folders which seeds it was to run.
-            make_folder(job.out)
+            files.make_folder(job.out)
         for job in jobs:
             if (result := done[job.config.seed]) is None:
                 result, check = _run(job, args, check), None
@@ -130,9 +118,9 @@ def run_all(args: argparse.Namespace) -> tuple[Path, list[Job], dict[str, object
             say(f"no checkpoint (checkpoint_every={job.config.checkpoint_every})", to=sys.stderr)
         raise
     finally:
-        if not any(job.out.is_dir() and holds_something(job.out) for job in jobs):
+        if not any(job.out.is_dir() and files.holds_something(job.out) for job in jobs):
             for folder in made:
-                remove_empty(folder)
+                files.remove_empty(folder)
     return top, jobs, summarise(top, results) if len(jobs) > 1 else results[0]
 
 
@@ -168,14 +156,14 @@ def _plan(args: argparse.Namespace) -> tuple[Path, list[Job]]:
         if not args.resume.is_dir():
             raise CheckpointError(f"--resume {args.resume}: no run to resume; no such folder")
         seeds = seeds or [*seed_folders(args.resume)]
-        files = [args.resume / CONFIG, *sorted(args.resume.glob(f"seed-*/{CONFIG}"))]
-        name = name or next((str(path) for path in files if path.is_file()), None)
+        configs = [args.resume / CONFIG, *sorted(args.resume.glob(f"seed-*/{CONFIG}"))]
+        name = name or next((str(path) for path in configs if path.is_file()), None)
         if name is None:
             raise CheckpointError(f"--resume {args.resume}: no run to resume; no {CONFIG} in it")
     if name is None:
         raise ConfigError("CONFIG: missing; name one, such as quickstart (see `flower-graph list`)")
     how: Any = {"of_run": name != args.config, "trust": Trust(code=args.trust_code)}
-    top = named(args.resume or args.out or default_folder(name))
+    top = files.named(args.resume or args.out or default_folder(name))
     jobs = list[Job]()
     for own in [[f"seed={seed}"] for seed in seeds or ()] or [[]]:
         given, out = [*overrides, *own], top
@@ -208,7 +196,7 @@ def _run(job: Job, args: argparse.Namespace, check: Callable[[], None] | None) -
     from flower_graph.apps.run import run, supernodes_of
 
     config, name = job.config, job.name
-    resume = args.resume is not None and holds_something(job.out)
+    resume = args.resume is not None and files.holds_something(job.out)
     printer = RoundPrinter(config, args, job.out)
     with closing(printer):
         if args.engine != "flwr":
@@ -273,7 +261,7 @@ class RoundPrinter:
     def __call__(self, report: RoundReport) -> None:
         args, total = self._args, self._config.rounds
         if args.json:
-            record = plain({"seed": self._config.seed, **report.to_record()})
+            record = files.plain({"seed": self._config.seed, **report.to_record()})
             print(json.dumps(record), flush=True)
         elif not args.quiet:
             # The last round has a line, and those with something unusual
@@ -318,9 +306,9 @@ class RoundPrinter:
             # A resumed run does not start at round 1; its speed counts from where it starts.
             size = {"total": self._config.rounds, "initial": report.round - 1}
             self._bar = tqdm(**size, desc=f"seed {seed}", unit="round")
-        named = "" if metric == ACCURACY else f"{metric} "
+        called = "" if metric == ACCURACY else f"{metric} "
         val, test = (report.score(metric, role) for role in ("val", "test"))
-        figures = f"loss {report.loss:.4g}, {named}val {val:.3f}, test {test:.3f}"
+        figures = f"loss {report.loss:.4g}, {called}val {val:.3f}, test {test:.3f}"
         self._bar.set_postfix_str(figures, refresh=False)
         self._bar.update(report.round - self._bar.n)
 
@@ -352,7 +340,7 @@ def runs_to_clear(folder: Path) -> list[Path]:
 
 def _is_run(folder: Path) -> bool:
     with reading(file := folder / CONFIG, OutputError):
-        return not holds_something(folder) or (
+        return not files.holds_something(folder) or (
             is_of_run(str(file)) and read_text(file, MOST_SETTINGS).startswith(RUN_OF)
         )
 
@@ -360,11 +348,11 @@ def _is_run(folder: Path) -> bool:
 def clear_runs(folder: Path) -> None:
     """Delete the runs in a folder, but not the folder; raises as ``runs_to_clear`` does."""
     for run in runs_to_clear(folder):
-        with saying(run):
-            with folder_lock(run):
+        with files.saying(run):
+            with files.folder_lock(run):
                 for path in run.iterdir():
                     is_folder = path.is_dir() and not path.is_symlink()
-                    remove_folder(path) if is_folder else remove(path)
+                    files.remove_folder(path) if is_folder else files.remove(path)
             if run != folder:
-                remove_empty(run)
-    remove(folder / SUMMARY)
+                files.remove_empty(run)
+    files.remove(folder / SUMMARY)

@@ -9,17 +9,7 @@ import pandas as pd
 
 from flower_graph.apps.cli.run import default_folder
 from flower_graph.apps.parallel import in_parallel, loaded, workers_for
-from flower_graph.apps.reproduce.page import (
-    Row,
-    all_rows,
-    choices_page,
-    draw,
-    make_page,
-    make_rows,
-    markdown,
-    missing_runs,
-    value_of,
-)
+from flower_graph.apps.reproduce import page
 from flower_graph.apps.reproduce.runs import RUNS, Run, Store, run_all, train
 from flower_graph.apps.reproduce.table import TEST, Line, Paper, read_paper
 from flower_graph.config.rules import refuse_key
@@ -127,15 +117,15 @@ def available(paper: Paper) -> tuple[Paper, list[str]]:
 
 def write_page(store: Store, paper: Paper, left_out: Sequence[str]) -> None:
     """Write tables and pictures of the runs that were done so far."""
-    if text := choices_page(paper.lines, store):
+    if text := page.choices_page(paper.lines, store):
         write_text(store.out / "choices.md", text)
-    results = make_rows(paper.lines, store)
-    drawn = draw(store.out, paper, store)
-    store.write(all_rows(results))
+    results = page.make_rows(paper.lines, store)
+    drawn = page.draw(store.out, paper, store)
+    store.write(page.all_rows(results))
     of_asked = dict.fromkeys(line for group in paper.asked for line in group)
-    missing = [*left_out, *missing_runs([*of_asked], store)]
+    missing = [*left_out, *page.missing_runs([*of_asked], store)]
     notes = [READ] if (store.out / "README.md").is_file() else []
-    write_text(store.out / "table.md", make_page(paper, results, missing, drawn, notes))
+    write_text(store.out / "table.md", page.make_page(paper, results, missing, drawn, notes))
 
 
 # Rows that are run again -------------------------------------------------------------------------
@@ -151,7 +141,7 @@ def run_again(paper: Paper, folder: Path, out: Path, *, all_seeds: bool = False)
     store = Store(folder)
     tasks = [
         (line, store.run(line, seed), results)
-        for (line, _), results in make_rows(paper.lines, store).items()
+        for (line, _), results in page.make_rows(paper.lines, store).items()
         if not line.trained and any(one.name in AGAIN for one in line.wanted)
         for seed in (line.seeds if all_seeds else line.seeds[:1])
     ]
@@ -162,13 +152,13 @@ def run_again(paper: Paper, folder: Path, out: Path, *, all_seeds: bool = False)
     done = pd.DataFrame()
     for _, rows, _ in in_parallel(compared, tasks):
         done = pd.concat([done, pd.DataFrame(rows)])
-        print(markdown(pd.DataFrame(rows)), flush=True)
-        write_text(out / "again.md", markdown(done) + "\n")
+        print(page.markdown(pd.DataFrame(rows)), flush=True)
+        write_text(out / "again.md", page.markdown(done) + "\n")
     print(f"table in {out}")
     return set(done[""]) == {"near"}
 
 
-def compared(line: Line, run: Run, rows: Mapping[str, Row]) -> list[dict[str, str]]:
+def compared(line: Line, run: Run, rows: Mapping[str, page.Row]) -> list[dict[str, str]]:
     """Do a run, and compare its figures with the committed rows of its line."""
     curves, found = train(run.settings), []
     for figure in line.wanted:
@@ -176,7 +166,7 @@ def compared(line: Line, run: Run, rows: Mapping[str, Row]) -> list[dict[str, st
         if row is None or figure.name not in AGAIN or run.seed not in row["seeds"]:
             continue
         committed = row["values"][row["seeds"].index(run.seed)]
-        again = value_of(figure.name, curves, figure.keys)
+        again = page.value_of(figure.name, curves, figure.keys)
         assert again is not None
         tolerance = LEAST + 2 * row["std"]
         found.append(

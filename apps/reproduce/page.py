@@ -10,18 +10,8 @@ from typing import Any
 import pandas as pd
 
 from flower_graph.apps.parallel import loaded
+from flower_graph.apps.reproduce import table as t
 from flower_graph.apps.reproduce.runs import AXES, BUDGET, Curves, Store, tried
-from flower_graph.apps.reproduce.table import (
-    END,
-    LAST,
-    STRUCTURE,
-    TEST,
-    WITHIN,
-    Figure,
-    Line,
-    Paper,
-    function,
-)
 from flower_graph.errors import ConfigError
 from flower_graph.records.rounds import merit
 from flower_graph.report import plots
@@ -65,10 +55,10 @@ validation is higher by chance alone.
 """
 
 Row = Tree
-Results = dict[tuple[Line, int], dict[str, Row]]  # by line and group of clients; rows by label
+Results = dict[tuple[t.Line, int], dict[str, Row]]  # by line and group of clients; rows by label
 
 
-def make_rows(lines: Sequence[Line], store: Store) -> Results:
+def make_rows(lines: Sequence[t.Line], store: Store) -> Results:
     """Make the rows of all runs that were done, with p values corrected (Holm)."""
     results: Results = {}
     for line in lines:
@@ -86,7 +76,9 @@ def all_rows(results: Results) -> list[Row]:
     return [row for rows in results.values() for row in rows.values()]
 
 
-def _row(line: Line, figure: Figure, group: int, lines: Sequence[Line], store: Store) -> Row | None:
+def _row(
+    line: t.Line, figure: t.Figure, group: int, lines: Sequence[t.Line], store: Store
+) -> Row | None:
     """Make a row of one figure; None where no run has it."""
     runs, settings = store.runs(line), store.settings(line)
     values, paper = _values(line, figure, group, store), line.paper.get(figure.label)
@@ -97,8 +89,8 @@ def _row(line: Line, figure: Figure, group: int, lines: Sequence[Line], store: S
             return None
         other = min(others, key=lambda one: one.model != line.model)
         values = differences(values, _values(other, figure, group, store))
-        ours, theirs = _mean(line.paper.get(TEST)), _mean(other.paper.get(TEST))
-        if figure.of == TEST and None not in (ours, theirs) and paper is None:
+        ours, theirs = _mean(line.paper.get(t.TEST)), _mean(other.paper.get(t.TEST))
+        if figure.of == t.TEST and None not in (ours, theirs) and paper is None:
             paper = ours - theirs
     if not any(map(math.isfinite, values.values())):
         return None
@@ -124,7 +116,7 @@ def _mean(paper: Any) -> Any:
     return paper[0] if isinstance(paper, tuple) else paper
 
 
-def _values(line: Line, figure: Figure, group: int, store: Store) -> dict[int, float]:
+def _values(line: t.Line, figure: t.Figure, group: int, store: Store) -> dict[int, float]:
     """Return a figure of a line's runs by seed, where they have it."""
     name = figure.of or figure.name
     values = {
@@ -134,7 +126,7 @@ def _values(line: Line, figure: Figure, group: int, store: Store) -> dict[int, f
     return {seed: value for seed, value in values.items() if value is not None}
 
 
-def to_the_end(line: Line, runs: Mapping[int, Curves], settings: tuple[str, ...]) -> Row:
+def to_the_end(line: t.Line, runs: Mapping[int, Curves], settings: tuple[str, ...]) -> Row:
     """Return the rounds that were run, whether all runs ended, and how many were left out."""
     curves = [*runs.values()]
     if line.trained and all(not one.loss or math.isnan(one.loss[0]) for one in curves):
@@ -149,7 +141,7 @@ def to_the_end(line: Line, runs: Mapping[int, Curves], settings: tuple[str, ...]
     return summary | {key: value for key, value in more.items() if value}
 
 
-def missing_runs(lines: Sequence[Line], store: Store) -> list[str]:
+def missing_runs(lines: Sequence[t.Line], store: Store) -> list[str]:
     """List the lines that lack runs of some seeds."""
     found = {
         line.words: f"{line.words}: {done} of {len(line.seeds)} runs"
@@ -164,8 +156,8 @@ def missing_runs(lines: Sequence[Line], store: Store) -> list[str]:
 ALIGNED = ("precision-1", "precision-5", "precision-10")
 BEST = "test-{}-at-best-val", "best-val-{}"
 FORMATS = {
-    **dict.fromkeys((*STRUCTURE, *ALIGNED, "micro-f1", "sum-of-micro-f1"), ".3f"),
-    **dict.fromkeys((WITHIN, LAST, "val-accuracy-last"), ".3f"),
+    **dict.fromkeys((*t.STRUCTURE, *ALIGNED, "micro-f1", "sum-of-micro-f1"), ".3f"),
+    **dict.fromkeys((t.WITHIN, t.LAST, "val-accuracy-last"), ".3f"),
     **{name.format(metric): ".3f" for metric in SCORES for name in BEST},
     **{name.format(metric): ".2f" for metric in VALUE_SCORES for name in BEST},
     **dict.fromkeys(("degree", "true-degree", "run-seconds", "nodes", "edges"), ".1f"),
@@ -178,8 +170,8 @@ SPREAD = (".1f", ".2f", ".3f")  # a deviation stands behind figures of these for
 HEADINGS = {  # other than the name
     **{BEST[0].format(metric): metric.upper() for metric in (*SCORES, *VALUE_SCORES)},
     **{BEST[1].format(metric): "best validation" for metric in (ACCURACY, *VALUE_SCORES)},
-    TEST: "test",
-    LAST: "last",
+    t.TEST: "test",
+    t.LAST: "last",
     "steps-a-client": "steps",
     "MiB-a-client": "MiB up",
     "uplink-mib": "MiB of all users",
@@ -195,9 +187,9 @@ def value_of(name: str, run: Curves, keys: Mapping[str, Any]) -> float | None:
     """Return a figure of a run by its name and keys; None: the run does not have it."""
     if name not in FORMATS:
         raise ConfigError(f"figure: {name!r} is not one of {', '.join(FORMATS)}")
-    if name == WITHIN:
-        if keys["within"] == END:
-            return run.whole[TEST]
+    if name == t.WITHIN:
+        if keys["within"] == t.END:
+            return run.whole[t.TEST]
         number, _, axis = keys["within"].partition(" ")
         if axis not in AXES or not number.replace(".", "", 1).isdigit():
             raise ConfigError(
@@ -215,7 +207,7 @@ def value_of(name: str, run: Curves, keys: Mapping[str, Any]) -> float | None:
 
 
 def make_page(
-    paper: Paper,
+    paper: t.Paper,
     results: Results,
     missing: Sequence[str] = (),
     pictures: Sequence[str] = (),
@@ -231,7 +223,7 @@ def make_page(
     for (table, data), of_place in places.items():
         parts.append(f"## {table}, {data}" if several else f"## {table}")
         # One table of plain figures, and one for each kind of keys
-        kinds: dict[str, dict[str, Figure]] = {}
+        kinds: dict[str, dict[str, t.Figure]] = {}
         for figure in [figure for line, _ in of_place for figure in line.wanted]:
             kinds.setdefault(next(iter(figure.keys), ""), {}).setdefault(figure.label, figure)
         for kind, figures in kinds.items():
@@ -245,7 +237,7 @@ def make_page(
     return "\n\n".join(parts) + "\n"
 
 
-def _table(results: Results, figures: Mapping[str, Figure], scale: int) -> str:
+def _table(results: Results, figures: Mapping[str, t.Figure], scale: int) -> str:
     """Write a table with a row for each line, or for each group that was measured of it."""
     lines = [line for line, _ in results]
     keys = [*(key for line in lines for key in line.keys), "group", "clients"]
@@ -276,7 +268,7 @@ def _table(results: Results, figures: Mapping[str, Figure], scale: int) -> str:
                 text = format(factor * mean, ".4f" if spec == ".3f" else spec)
                 text += "" if mean is row["paper"] else f" ± {row['paper'][1]:.4f}"
                 cells[PAPERS + heading] = text
-            if figure.name == WITHIN:
+            if figure.name == t.WITHIN:
                 budgets.setdefault(heading, []).append(row)
         records.append(cells)
     if not records:
@@ -292,14 +284,14 @@ def _table(results: Results, figures: Mapping[str, Figure], scale: int) -> str:
 PAPERS = "paper's "
 
 
-def _heading(figure: Figure) -> str:
-    if figure.name == WITHIN:
+def _heading(figure: t.Figure) -> str:
+    if figure.name == t.WITHIN:
         return str(figure.keys["within"])
     name = HEADINGS.get(figure.name, figure.name.replace("-", " "))
     return ", ".join([name, *map(str, figure.keys.values())])
 
 
-def _form(figure: Figure, scale: int) -> tuple[float, str]:
+def _form(figure: t.Figure, scale: int) -> tuple[float, str]:
     """Return factor and format: accuracies are shares or percent, their differences points."""
     if figure.over:
         is_value = any(one in figure.of for one in VALUE_SCORES)
@@ -309,7 +301,7 @@ def _form(figure: Figure, scale: int) -> tuple[float, str]:
     return (scale, ".1f") if is_percent else (1, spec)
 
 
-def written(figure: Figure, row: Row, scale: int = 1) -> str:
+def written(figure: t.Figure, row: Row, scale: int = 1) -> str:
     """Write a row's mean, with the deviation where there are several seeds, and the test."""
     factor, spec = _form(figure, scale)
     text = format(factor * row["mean"], spec)
@@ -359,7 +351,7 @@ def markdown(frame: pd.DataFrame) -> str:
     return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
 
 
-def choices_page(lines: Sequence[Line], store: Store) -> str | None:
+def choices_page(lines: Sequence[t.Line], store: Store) -> str | None:
     """Write the page about how settings were chosen, each tried setting once; None: none were."""
     rows, metrics = dict[str, dict[str, str]](), dict[str, None]()
     for line in lines:
@@ -376,7 +368,7 @@ def choices_page(lines: Sequence[Line], store: Store) -> str | None:
             rows[runs[0].key] = {
                 "row": line.words,
                 "settings": (" ".join(only) or "as it ships").join(["**" * (choice == taken)] * 2),
-                "best validation": written(Figure(f"best-val-{metric}"), row),
+                "best validation": written(t.Figure(f"best-val-{metric}"), row),
                 "seeds": ", ".join(map(str, curves)),
                 "rounds": ", ".join(map(str, end["rounds"])),
                 "ended": "yes" if end["ended"] else "no",
@@ -393,7 +385,7 @@ def choices_page(lines: Sequence[Line], store: Store) -> str | None:
 # Pictures ----------------------------------------------------------------------------------------
 
 
-def draw(out: Path, paper: Paper, store: Store) -> list[str]:
+def draw(out: Path, paper: t.Paper, store: Store) -> list[str]:
     """Draw pictures, and return the names of those for which there was anything."""
     names = []
     for picture in paper.pictures:
@@ -404,13 +396,13 @@ def draw(out: Path, paper: Paper, store: Store) -> list[str]:
             and line.method in (picture.tables[line.table] or [line.method])
             and line.data in (picture.data or [line.data])
         }
-        kind = function(picture.draw) if picture.draw else curves
+        kind = t.function(picture.draw) if picture.draw else curves
         if kind(out / picture.file, {line: runs for line, runs in shown.items() if runs}):
             names.append(picture.file)
     return names
 
 
-def curves(path: Path, shown: Mapping[Line, Sequence[Curves]]) -> bool:
+def curves(path: Path, shown: Mapping[t.Line, Sequence[Curves]]) -> bool:
     """Draw accuracy and loss by round, a panel for each data set, a curve for each method."""
     accuracy, loss = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     levels: dict[str, dict[str, float]] = {}

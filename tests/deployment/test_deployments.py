@@ -30,7 +30,7 @@ from lying_grid import FEDSCEM
 from psutil import NoSuchProcess, Process
 
 from deploy.credentials import make_server_credentials
-from deploy.loopback import HOST, ROOT, Loopback, remove
+from deploy.loopback import HOST, ROOT, Loopback, deal, remove
 from flower_graph.apps.cli.launch import end_processes, marked_processes, write_app
 from flower_graph.apps.cli.main import main as cli
 from flower_graph.apps.run import run
@@ -72,9 +72,9 @@ CASES = {
 class Prepared:
     """A case with its data assigned: what a run of it needs."""
 
-    config: str
     folder: Path
-    overrides: list[str]
+    clients: list[Path]  # the SuperNodes' data folders
+    run: dict[str, str]  # config
     simulated: dict[str, Any]
 
     @property
@@ -82,22 +82,12 @@ class Prepared:
         return self.folder / "deployed"
 
     @property
-    def clients(self) -> list[Path]:
-        return sorted((self.folder / "data").glob("client*"))
-
-    @property
     def rounds(self) -> list[dict[str, Any]]:
         return rounds_of(self.out) if (self.out / "metrics.jsonl").exists() else []
 
-    def settings(self, out: str = "deployed", *more: str, **others: Any) -> dict[str, str | bool]:
+    def settings(self, *more: str, **others: Any) -> dict[str, str | bool]:
         """Return the run config."""
-        return {
-            "config": self.config,
-            "overrides": " ".join([*self.overrides, *more]),
-            "output-dir": str(self.folder / out),
-            "server-folder": str(self.folder / "data" / "server"),
-            **others,
-        }
+        return self.run | {"overrides": " ".join([self.run["overrides"], *more])} | others
 
     def result(self, log: str) -> dict[str, Any]:
         """Read the result of a run that has one."""
@@ -115,10 +105,9 @@ def prepare(name: str, folder: Path, supernodes: int = 2) -> Prepared:
     torch.save(small_graph(nodes), graph)
     given = [*overrides.split(), f"data.name={graph}", "seed=2", f"strategy.min_nodes={supernodes}"]
     simulated = run(load_config(config, given), folder / "simulated", supernodes=supernodes)
-    command = ["partition", config, *given, "--out", str(folder / "data")]
-    assert cli([*command, "--supernodes", str(supernodes)]) == 0
+    clients, settings = deal(config, given, folder, supernodes)
     graph.unlink()
-    return Prepared(config, folder, given, simulated)
+    return Prepared(folder, clients, settings, simulated)
 
 
 def until(condition: Callable[[], object], what: object, timeout: float = 200.0) -> None:
@@ -161,7 +150,7 @@ def check_outputs(prepared: Prepared, log: str) -> dict[str, Any]:
     """Hold the files of the deployment against those of the simulation; return the result."""
     result = prepared.result(log)
     # Of nFedGNN's users the server itself knows what it predicts: their table is its own.
-    at_clients = AT_CLIENTS - ({"clients.csv"} if "nfedgnn" in prepared.config else set())
+    at_clients = AT_CLIENTS - ({"clients.csv"} if "nfedgnn" in prepared.run["config"] else set())
     simulated = {path.name for path in (prepared.folder / "simulated").iterdir()}
     found = {path.name for path in prepared.out.iterdir()}
     assert found == simulated - at_clients >= OUTPUTS
@@ -281,7 +270,7 @@ def test_a_supernode_is_restarted_and_later_killed(
     """
     prepared = prepare("fedgls", tmp_path)
     first, other = start_nodes(deployment, prepared, keys)
-    deployment.start_run("faults", prepared.settings("deployed", "strategy.min_nodes=1"))
+    deployment.start_run("faults", prepared.settings("strategy.min_nodes=1"))
     until(lambda: len(prepared.rounds) >= 1, "no round")
 
     # The other one is held back, so that nothing is asked of the first while it is away.
@@ -450,7 +439,7 @@ def test_a_server_that_lies_is_refused(deployment: Loopback, tmp_path: Path) -> 
         own = {"identity-key": str(prepared.folder / f"identity-{number}")}
         node = {"data-folder": str(data), "registry": str(registry), **own}
         deployment.start_node(name, node, key=deployment.register(f"key-of-{name}"))
-    settings = prepared.settings("deployed", f"strategy.registry={registry}", said=str(said))
+    settings = prepared.settings(f"strategy.registry={registry}", said=str(said))
     deployment.start_run("lying", settings, app)
     log = deployment.wait("lying", 2 * TIMEOUT)
     assert said.is_file(), log
