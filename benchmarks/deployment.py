@@ -11,8 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.measure import say, size, spread, table
+from benchmarks.measure import say, spread, table
 from deploy.loopback import DeploymentError, Loopback, deal
+from flower_graph.records.rounds import format_bytes
 
 TIMEOUT = 900.0  # seconds that one run may take
 # Configuration, settings, exchanges of a round
@@ -42,7 +43,7 @@ def measure(
     seconds = spread([one["seconds"] / exchanges for one in rounds[1:]])
     totals = [sum(one["wire-bytes"].values()) for one in rounds]
     steps = [(later - sooner) / exchanges for sooner, later in itertools.pairwise(totals)]
-    sent = size(statistics.median(steps))
+    sent = format_bytes(statistics.median(steps))
     return [f"`{config}`", str(supernodes), "yes" if tls else "no", seconds, sent]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from flower_graph.engine.machine import processor
+from flower_graph.records.rounds import format_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("flwr", "numpy", "ray", "torch", "torch-geometric")
@@ -39,14 +40,6 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
-def size(number: float) -> str:
-    """Write a number of bytes."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if number >= unit:
-            return f"{number / unit:.2f} {name}" if name == "GiB" else f"{number / unit:.0f} {name}"
-    return f"{number:.0f} B"
-
-
 def spread(seconds: Sequence[float]) -> str:
     """Write the median of some times, and in brackets the fastest and the slowest."""
     ends = f"{duration(min(seconds))} – {duration(max(seconds))}"
@@ -64,9 +57,9 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory": size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        "memory": format_bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: metadata.version(name) for name in PACKAGES},
     }
 
 
@@ -103,10 +96,3 @@ def environment_of(tree: Path, threads: int, bytecode: str) -> dict[str, str]:
 def say(text: str) -> None:
     """Report progress, apart from the result on standard output."""
     print(text, file=sys.stderr, flush=True)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

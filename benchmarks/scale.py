@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from flwr.app import Context
 
-from benchmarks.measure import duration, exponent, run_module, say, size, spread, table
+from benchmarks.measure import duration, exponent, run_module, say, spread, table
 from flower_graph import NodeClient, SplitGradientRelay
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.data import Graph, csbm
 from flower_graph.engine.machine import peak_memory
 from flower_graph.models import build_server_model
-from flower_graph.records.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport, format_bytes
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.nfedgnn.client import CommonLayerClient
 
@@ -128,8 +128,8 @@ def measured(form: str, sizes: tuple[tuple[int, int], ...]) -> list[list[str]]:
             f"{e['users']:,}",
             e["round"],
             duration(e["setup"]),
-            size(e["peak"]),
-            size(e["disk"]),
+            format_bytes(e["peak"]),
+            format_bytes(e["disk"]),
         ]
         for e in entries
     ]

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
-from benchmarks.measure import Table, duration, say, size, spread, table
+from benchmarks.measure import Table, duration, say, spread, table
 from benchmarks.parties import STAGES, World
+from flower_graph.records.rounds import format_bytes
 from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.secure.ring import WORDS, Ring
 from flower_graph.secure.sum.client import SumClient
@@ -184,7 +185,9 @@ def whole_table(quick: bool) -> Table:
             times = (one["client-seconds"], one["server-seconds"], one["start-seconds"])
             row = [f"{clients:,}", f"{corrupt:.0%}", "trusted" if trusted else "may lie"]
             row += [f"{one['partners']:,}", f"{one['threshold']:,}", str(len(one["lost"]))]
-            rows.append([*row, *map(duration, times), size(one["up"]), size(one["down"])])
+            rows.append(
+                [*row, *map(duration, times), format_bytes(one["up"]), format_bytes(one["down"])]
+            )
     about = f"""Every client's real code, its state read and written at each message, and the
         server's, with {DROPOUT:.0%} lost at one stage or at all; each sum was compared with the sum
         of the vectors. Processor time; bytes of one client besides its vector."""

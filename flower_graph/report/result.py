@@ -93,15 +93,10 @@ def best_round(reports: Sequence[RoundReport], metric: str = ACCURACY) -> RoundR
     return max(measured, key=lambda one: merit(metric, one.score(metric, "val")), default=None)
 
 
-def versions() -> dict[str, str | None]:
-    """Return the versions of this package and of those that it needs; None if one is missing."""
-    result: dict[str, str | None] = {"flower-graph": __version__}
-    for name in ("flwr", "torch", "torch-geometric"):
-        try:
-            result[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            result[name] = None
-    return {**result, "python": platform.python_version()}
+def versions() -> dict[str, str]:
+    """Return the versions of this package, of those that it needs, and of Python."""
+    needed = {name: metadata.version(name) for name in ("flwr", "torch", "torch-geometric")}
+    return {"flower-graph": __version__, **needed, "python": platform.python_version()}
 
 
 def summarise(out: Path, results: Sequence[Mapping[str, object]]) -> dict[str, object]:

@@ -17,29 +17,23 @@ GENERATED = ["data.name=csbm", "data.nodes=2000", "partition.clients=5"]
 
 def own_lines(**changes: Any) -> list[Line]:
     """Make a table of two methods on two data sets, with the paper's figure of one."""
+    each, more = changes.pop("each", {}), changes.pop("figures", [])
+    settings = changes.pop("settings", [])
     figures = {
-        "mine": [TEST, Figure("gain", LAST, "other"), "precision"],
-        "other": [TEST, "precision"],
+        "mine": [TEST, Figure("gain", LAST, "other"), "precision", *more],
+        "other": [TEST, "precision", *more],
     }
-    each: dict[str, dict[str, Any]] = changes.pop("each", {})
-    return [
-        Line(
-            **{
-                "table": "Table one",
-                "data": data,
-                "method": method,
-                "config": f"fedgls/{data.lower()}",
-                "seeds": (0, 1),
-                "paper": {TEST: 0.75} if (data, method) == ("Cora", "mine") else {},
-                **changes,
-                **each.get(method, {}),
-                "settings": [f"strategy.name={name}", *changes.get("settings", [])],
-                "figures": [*figures[method], *changes.get("figures", [])],
-            }
-        )
-        for data in ("Cora", "CiteSeer")
+    methods = {
+        method: {
+            "settings": [f"strategy.name={name}", *settings],
+            "figures": figures[method],
+            "paper": {TEST: 0.75} if method == "mine" else {},
+            **each.get(method, {}),
+        }
         for method, name in STRATEGIES.items()
-    ]
+    }
+    usual = {"table": "Table one", "config": "fedgls/{data}", "seeds": (0, 1)}
+    return Line(**usual | changes).grid(["Cora", "CiteSeer"], methods)
 
 
 K3, K7, K9 = (["graph.neighbours=3"], ["graph.neighbours=7"], ["graph.neighbours=9"])

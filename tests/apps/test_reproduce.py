@@ -10,7 +10,6 @@ from shutil import copyfile
 from typing import Any
 
 import pytest
-from app_helpers import InlinePool
 from matplotlib.figure import Figure as Drawing
 from table_helpers import (
     GENERATED,
@@ -23,7 +22,6 @@ from table_helpers import (
     written,
 )
 
-from flower_graph.apps import parallel
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.reproduce import command, runs
 from flower_graph.apps.reproduce.command import selected, write_page
@@ -43,9 +41,7 @@ from flower_graph.apps.reproduce.runs import (
     thinned,
 )
 from flower_graph.apps.reproduce.table import (
-    LAST,
     TEST,
-    VALIDATION,
     WITHIN,
     Figure,
     Paper,
@@ -469,19 +465,3 @@ def test_lines_are_run_again_and_what_came_out_is_written(
     for folder, said in ((tmp_path / "none", "no such file"), (tmp_path / "out", "no such file")):
         with pytest.raises(DataError, match=said):
             command.run_again(read_paper(str(paper)), folder, tmp_path / "new")
-
-
-# Real runs ---------------------------------------------------------------------------------------
-
-
-def test_one_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "ProcessPoolExecutor", InlinePool)
-    only = {"data": ["Cora"], "method": ["FedGLS"], "table": ["table-1"]}
-    paper = selected(read_paper("fedgls"), only, [0], 2)
-    more = ["data.name=cora-linqs", "partition.clients=4"]
-    lines = {line: replace(line, settings=[*line.settings, *more]) for line in paper.lines}
-    command.reproduce(paper.having(lines), tmp_path)
-    rows = written(tmp_path)
-    for metric in (TEST, LAST, VALIDATION, "precision", "homophily", "true-homophily"):
-        assert 0 <= only_row(rows, metric=metric, table="Table 1")["mean"] <= 1
-    assert (tmp_path / "figure-3-cora.png").exists()
