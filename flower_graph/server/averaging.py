@@ -39,7 +39,7 @@ from flower_graph.server.session import Membership, Session, unsaved
 from flower_graph.storage.reading import StateDict
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import decode_array, encode_array, own_records, read_array, record_of
-from flower_graph.wire.averaging import LEFT_OUT, MAX_CLIENTS, Asked, RowsBeside
+from flower_graph.wire.averaging import LEFT_OUT, Asked, RowsBeside
 from flower_graph.wire.client_errors import no_content
 from flower_graph.wire.codec import NOT_WRITTEN, read_entry
 from flower_graph.wire.counts import added, counts_size, read_counts
@@ -64,7 +64,6 @@ NO_ROW = "its SuperNode's answer has no row of it"
 
 Arrays = ArrayRecord | Mapping[str, NDArray[np.generic]]
 Combined = Arrays | Mapping[int, Arrays] | None
-Place = tuple[int, int | None]  # a SuperNode, and the client where it answers with a row for each
 Form = frozenset[tuple[str, int]]  # Flower averages metrics of the same names and sizes only
 # Attributes that no checkpoint needs, or that it has elsewhere
 NOT_SAVED = {"arrays", "own_arrays", "means", "counts", "_number", "_is_averaged", "_sent"}
@@ -330,9 +329,8 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average the usable replies. Without any, the model stays as it was."""
         asked = {node: [*local] for node, local in self.session.asked.items()}
-        came = self._came(replies)
-        self._count(came, asked)
-        self._usable, self._failed = self._checked(came, self.arrays, asked)
+        self._usable, self._failed = self._checked(self._came(replies), self.arrays, asked)
+        self._count()
         return (self._combined(self._usable), self.means[0]) if self._usable else (None, None)
 
     def configure_evaluate(
@@ -475,26 +473,18 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
                 came.setdefault(node, reply)
         return came
 
-    def _count(self, came: Mapping[int, Message], asked: Mapping[int, Sequence[int]]) -> None:
-        """Count every client's arrays both ways, also if clients share a SuperNode."""
-        for node, message in self._sent.items():
-            entries, answer = message.content.config_records.values(), came.get(node)
-            both = [("down", message, keys.OWN_ARRAYS)]
-            if answer is not None and answer.has_content():
-                both.append(("up", answer, keys.ROW_EACH))
-            # A SuperNode that does not say which clients it hosts counts as one client
-            clients = len(asked.get(node, ())) or clients_of(both[-1][1])
-            for way, one, key in both:
-                rows = clients if any(record.get(key) for record in entries) else 1
-                for name, record in one.content.array_records.items():
-                    size = 0
-                    for entry, array in record.items():
-                        # NumPy's header, by the length that it states: it may not be checked yet
-                        whole = len(array.data)
-                        head = min(10 + int.from_bytes(array.data[8:10], "little"), whole)
-                        size += len(entry) + head + (whole - head) // rows
-                    kind = keys.EXTRAS if name == keys.EXTRAS else "weights"
-                    self.session.ledger.count(way, kind, clients * size)
+    def _count(self) -> None:
+        """Count arrays both ways, as if each client had a SuperNode of its own."""
+        # A SuperNode that names no clients is one
+        count, asked = self.session.ledger.count, self.session.asked.values()
+        count("down", "weights", sum(len(own) or 1 for own in asked) * self.arrays.count_bytes())
+        for reply in self._usable:
+            sent = {"weights": reply.message.content[keys.ARRAYS]}
+            if reply.extras:
+                named = reply.extras.items()
+                sent[keys.EXTRAS] = ArrayRecord({n: encode_array(n, v) for n, v in named})
+            for kind, record in sent.items():
+                count("up", kind, (len(reply.clients) or 1) * record.count_bytes())
 
     def _checked(
         self,
@@ -530,59 +520,56 @@ def check_replies(
 ) -> tuple[list[ClientReply], list[Rejected], dict[int, str]]:
     """Leave out replies that cannot be averaged; ``asked`` has the clients of each SuperNode.
 
-    Returned are the usable ones, in the order of ``sent``, rows in that of the clients; every
-    other node of ``sent``, and clients that are left out; and why the training of clients that
-    were asked does not count.
+    Returned are the usable ones, in the order of the clients, else in that of ``sent``; the nodes
+    and clients that are left out; and why the training of clients that were asked does not count.
     """
-    rows: Mapping[int, Sequence[Any]] = asked if wanted.rows else {}  # one row is of None
-    said = dict[int, dict[Any, str]]()  # by node: the clients that it has left out itself
+    failed = dict[int, str]()
+    said = dict[int, dict[Any, str]]()  # by node: the clients left out, None for the whole answer
 
-    def read(node: int, reply: Message) -> dict[Any, Message]:
-        clients = rows.get(node) or [None]
+    def read(node: int, reply: Message) -> dict[Any, tuple[Message, Form]]:
+        """Return each client's part of an answer, and its form; one mean is a part of None."""
+        clients: Sequence[Any] = (asked.get(node) if wanted.rows else None) or [None]
         _check_whole(reply, wanted, len(clients))
-        said[node] = read_entry(LEFT_OUT, reply.content)
-        own: dict[Any, Message] = {clients[0]: reply}
-        return split_reply(reply, clients) if len(clients) > 1 else own
+        named, unfit = read_entry(LEFT_OUT, reply.content), dict[Any, str]()
+        parts = split_reply(reply, clients) if len(clients) > 1 else {clients[0]: reply}
+        good = dict[Any, tuple[Message, Form]]()
+        weight: float = 0
+        for client in clients:
+            try:
+                if client not in parts:
+                    raise MalformedReplyError(NO_ROW)
+                size, form = _check_part(parts[client], wanted)
+                good[client], weight = (parts[client], form), weight + size
+            except Exception as error:  # whatever its content causes
+                unfit[client] = unreadable(error)
+        if (most := most_examples(node)) is not None and weight > most:
+            raise MalformedReplyError(f"{keys.NUM_EXAMPLES} is {weight}, its SuperNode has {most}")
+        said[node] = unfit | named
+        return good
 
     late = dict.fromkeys(sent, f"no reply within {timeout:g} s")
     whole = read_replies(late, replies.items(), read)
-    forms, bad = dict[Place, Form](), dict[Place, str]()
-    weights: dict[int, float] = dict.fromkeys(whole.values, 0)
-    parts = {(node, c): part for node, own in whole.values.items() for c, part in own.items()}
-    for place, part in parts.items():
-        try:
-            weight, forms[place] = _check_part(part, wanted)
-            weights[place[0]] += weight
-        except Exception as error:  # whatever its content causes
-            bad[place] = unreadable(error)
-    for place in [*forms]:
-        most, weight = most_examples(place[0]), weights[place[0]]
-        if most is not None and weight > most:
-            bad[place] = f"{keys.NUM_EXAMPLES} is {weight}, its SuperNode has {most}"
-            del forms[place]
-    common = max(forms.values(), key=Counter(forms.values()).__getitem__, default=frozenset())
-    for place, form in forms.items():
-        if form != common:
-            odd = brief(sorted({name for name, _ in common ^ form}), 80)
-            bad[place] = f"metrics are not as in the other replies: {odd}"
-
-    rejected, failed = whole.rejected, dict[int, str]()
+    forms = Counter(form for own in whole.values.values() for _, form in own.values())
+    common = max(forms, key=forms.__getitem__, default=frozenset())
+    found, rejected = list[ClientReply](), whole.rejected
     for node, own in whole.values.items():
-        clients = rows.get(node) or [None]
-        unfit = {c: bad.get((node, c), NO_ROW) for c in clients if c not in own or (node, c) in bad}
-        lines: dict[int | None, str] = {**unfit, **said[node]}
-        hosted = set(asked.get(node, ()))  # a SuperNode may name its own clients only
-        failed |= {c: why for c, why in lines.items() if c is not None and c in hosted}
-        words = [why if c is None else f"client {c}: {why}" for c, why in lines.items()]
-        rejected += [Rejected(node, one_line(line)) for line in words]
-    found = list[ClientReply]()
-    # stable: otherwise as they were sent
-    for node, client in sorted(parts, key=lambda at: (at[1] is None, at[1] or 0)):
-        if (node, client) not in bad:
-            clients, part = asked.get(node, ()) if client is None else [client], parts[node, client]
-            more = part.content.array_records.get(keys.EXTRAS, ArrayRecord())
-            part.content.pop(keys.EXTRAS, None)  # Flower's averaging takes one record of arrays
-            found.append(ClientReply(tuple(clients), part, _decoded(more)))
+        hosted = asked.get(node, ())
+        for client, (part, form) in own.items():
+            if form != common:
+                odd = brief(sorted({name for name, _ in common ^ form}), 80)
+                why = f"metrics are not as in the other replies: {odd}"
+                said[node].setdefault(client, why)
+                continue
+            extras = part.content.pop(keys.EXTRAS, None)  # Flower averages one record of arrays
+            more = _decoded(extras) if isinstance(extras, ArrayRecord) else {}
+            found.append(ClientReply(tuple(hosted) if client is None else (client,), part, more))
+        for client, why in said[node].items():
+            line = why if client is None else f"client {client}: {why}"
+            rejected.append(Rejected(node, one_line(line)))
+            if client in hosted:  # a SuperNode may name its own clients only
+                failed[client] = why
+    if wanted.rows:
+        found.sort(key=lambda reply: (not reply.clients, reply.clients))
     return found, rejected, failed
 
 
@@ -639,8 +626,6 @@ def _check_part(reply: Message, wanted: Wanted) -> tuple[float, Form]:
             values = read_array(content, keys.ARRAYS, name, tuple(array.shape))
             if not np.can_cast(np.dtype(array.dtype), values.dtype):
                 raise MalformedReplyError(f"{name} has type {values.dtype}, expected {array.dtype}")
-        if wanted.rows and (count := clients_of(reply)) > 1:
-            raise MalformedReplyError(f"it speaks for {count} clients; one was asked")
     sizes = [(name, len(v) if isinstance(v, list) else -1) for name, v in metrics.items()]
     return weight, frozenset([*sizes, (record, -2)])  # no metric has this size
 
@@ -724,15 +709,6 @@ def _same(one: object, other: object) -> bool:
 
 def _decoded(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
     return {name: decode_array(name, array, copy=True) for name, array in record.items()}
-
-
-def clients_of(reply: Message) -> int:
-    """Return how many clients a reply claims to speak for; 1 if it has no usable number."""
-    for record in reply.content.metric_records.values():
-        clients = record.get(keys.CLIENTS)
-        if isinstance(clients, int) and 0 < clients <= MAX_CLIENTS:
-            return clients
-    return 1
 
 
 def split_reply(reply: Message, asked: Sequence[int]) -> dict[int, Message]:

@@ -83,6 +83,7 @@ class RoundLoop(Strategy):
     @property
     def payload(self) -> dict[str, dict[str, int]]:
         """Payload bytes so far: direction to kind to bytes."""
+        # What the clients would send and get to train if each had a SuperNode of its own
         return self.session.ledger.payload
 
     def initialize_parameters(self, *_: object, **__: object) -> NoReturn:
@@ -377,7 +378,7 @@ class RoundLoop(Strategy):
     def _saved(self) -> dict[str, object]:
         return {
             "settings": self._fixed_settings(),
-            WIRE: self.session.exchange.ledger.state_dict(),
+            WIRE: self.session.ledger.state_dict(),
             BEST_ROUND: self.best.state_dict(),
             BOUND: dict(self.session.members.bound),
             **self.state(),
@@ -422,7 +423,7 @@ class RoundLoop(Strategy):
                     raise ValueError(f"its {name} is {saved[name]}, this run's is {value}")
             self.load_state(state)
             self.best.load_state_dict(state[BEST_ROUND])
-            session.exchange.ledger.load_state_dict(state[WIRE])
+            session.ledger.load_state_dict(state[WIRE])
             members.bound, self.best.last = dict(state[BOUND]), server_round
             members.resume = Resume(str(state["run"]), server_round, secrets.token_hex(8))
         # The clients' enrolment was counted in the first part of the run.

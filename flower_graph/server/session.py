@@ -89,6 +89,7 @@ class Membership:
         self.resume = Resume(run=uuid.uuid4().hex)
         self.bound: dict[int, int] = {}  # the last SuperNode of each client
         self.strangers = set[int]()  # those asked last that may speak for no client of the run
+        self.form: Any = None  # of the arrays that all SuperNodes send
         self._arrays: dict[int, NDArray[np.int64]] = {}  # the same as ``clients``
         # SuperNodes that have lost their state: the last checkpoint that each is in
         self._lost: dict[int, Resume | None] = {}
@@ -101,10 +102,6 @@ class Membership:
         entries = resume.to_config() if resume.server_round else {}
         return RecordDict({CONFIG: ConfigRecord(entries)})
 
-    def enrolment_round(self, server_round: int) -> int:
-        """Return the round of the messages to newcomers: the current one."""
-        return server_round
-
     def read(self, node: int, content: RecordDict) -> object:
         """Read and check a reply; it has ``clients``, and ``handled`` as `Enrolment` has."""
         return Enrolment.read(content)
@@ -112,12 +109,13 @@ class Membership:
     def most_bytes(self) -> int:
         return ENROLMENT
 
-    def in_order(self, answers: Mapping[int, Answered]) -> list[tuple[int, Answered]]:
-        """Return the answers in the order in which SuperNodes are to be enrolled."""
-        return sorted(answers.items())
+    def form_of(self, answer: Answered) -> Any:
+        """Return the form of the arrays that a SuperNode will send; all have the commonest."""
 
     def refusal(self, answer: Answered) -> str:
         """Return why a newcomer does not fit this run, or an empty string."""
+        if (form := self.form_of(answer)) != self.form:
+            return f"its arrays are of {form} numbers, the others' of {self.form}"
         is_unnamed = self._named and not answer.clients
         return "it does not say which clients it hosts" if is_unnamed else ""
 
@@ -154,17 +152,20 @@ class Membership:
         replies = exchange.send(
             questions,
             message_type=self.message_type,
-            server_round=self.enrolment_round(server_round),
+            server_round=server_round,
             timeout=timeout,
             read=self._read,
             max_reply_bytes=self.most_bytes(),
         )
-        answers = dict(replies.values)
+        answers: dict[int, Answered] = dict(replies.values)
         if not self.needs_query:
             silent = [entry for entry in replies.rejected if entry.kind is Kind.NO_QUERY]
             answers |= {entry.node_id: Enrolment() for entry in silent}
         refused = [entry for entry in replies.rejected if entry.node_id not in answers]
-        order = self.in_order(answers)
+        order = sorted(answers.items())
+        if self.form is None and answers:  # the first SuperNode must not decide for all
+            forms = [self.form_of(answer) for answer in answers.values()]
+            self.form = max(forms, key=lambda form: (forms.count(form), form))
         own = {node: np.asarray(answer.clients, np.int64).tolist() for node, answer in order}
         reasons = self._refused(order, own, set(connected))
         self.strangers = set(reasons)

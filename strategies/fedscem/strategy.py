@@ -92,7 +92,7 @@ from flower_graph.wire.codec import Resume, entries_of
 from flower_graph.wire.counts import as_counts, counts_size
 from flower_graph.wire.exchange import Replies, reasons_of
 from flower_graph.wire.keys import MAX_NUMBER, ROLES, RUN_TOKEN, SERVER_ROUND, SUMS, TOTAL
-from flower_graph.wire.ledger import ByteLedger, count_bytes, reply_bytes, setup_bytes
+from flower_graph.wire.ledger import count_bytes, reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
 ROUNDING = 1e-3  # of a client's accuracy in a plain sum
@@ -160,15 +160,9 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             self.model = parameters_to_vector(first_model(settings).parameters()).detach().numpy()
         self.started = self.model  # the model that this round began with
         self.sums: Sums | None = None  # of the last round, for the clients
-        self.ledger = ByteLedger()
         # Bytes before this round: a resumed run sends its messages again.
-        self._wire = self.ledger.state_dict()
-        self._payload = self.ledger.state_dict()
+        self._bytes = self.session.ledger.state_dict()
         self._early: list[dict[str, object]] = []  # left out before the first report
-
-    @property
-    def payload(self) -> dict[str, dict[str, int]]:
-        return self.ledger.payload
 
     def ask(self, server_round: int) -> dict[int, EgoRequest]:
         """Begin steps 3 to 6: enrol newcomers, and write each SuperNode's request."""
@@ -178,7 +172,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         is_masked = self.how.aggregation == "masked"
         if is_masked and not session.sums.clients:
             session.sums.ready(server_round, session.sample(server_round))
-        self.started, self._wire = model, session.exchange.ledger.state_dict()
+        self.started, self._bytes = model, session.ledger.state_dict()
         # Excluded clients count too: a round's sums are read with the next round's ring, which must
         # not be smaller.
         everyone = sum(map(len, session.clients.values()))
@@ -307,7 +301,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         return {**asdict(self.settings), **local}
 
     def state(self) -> dict[str, object]:
-        state: dict[str, object] = {"ledger": self._payload, "wire": self._wire}
+        state: dict[str, object] = {"wire": self._bytes}
         state["excluded"] = sorted(self.session.sums.server.excluded)
         if self.started is not None:
             # The clients' part was saved within the next round, which began with this model.
@@ -315,7 +309,6 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         return state
 
     def load_state(self, state: StateDict) -> None:
-        self.ledger.load_state_dict(state["ledger"])
         if self.model is not None:
             self.model = state["model"].numpy()
         self.session.sums.server.exclude(state.get("excluded", ()))
@@ -392,13 +385,13 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         return measured
 
     def _count(self, found: RoundSum) -> None:
-        layout, count, up = self.layout, self.ledger.count, len(found.answered)
+        layout, count, up = self.layout, self.session.ledger.count, len(found.answered)
         asked = sum(map(len, self.session.asked.values()))
         word = 8 if self.ring is None else self.ring.word // 8
         if self.sums is not None:
             down = self.sums.embeddings.nbytes + self.sums.counts.nbytes
             count("down", "embeddings", asked * down)
-        self._payload = self.ledger.state_dict()  # the sums are not sent again
+        self._bytes["payload"] = self.payload  # the sums are not sent again
         counted = counts_size(layout.classes, layout.counting)
         numbers = {"embeddings": layout.slots * layout.hidden, "activations": layout.slots}
         numbers |= {"metrics": len(SUMMED_NAMES) + counted}

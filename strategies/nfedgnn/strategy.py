@@ -145,7 +145,7 @@ from flower_graph.wire.codec import Resume
 from flower_graph.wire.counts import counted
 from flower_graph.wire.exchange import Rejected, Replies, few
 from flower_graph.wire.keys import CONFIG, ROLES, SERVER_ROUND
-from flower_graph.wire.ledger import NUMBER, ROOM, ByteLedger, reply_bytes, setup_bytes
+from flower_graph.wire.ledger import NUMBER, ROOM, reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
 ANSWERED, UP, DOWN = range(3)  # columns of the traffic
@@ -237,10 +237,6 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
             accuracy = server.accuracy()
             self.counts = counted(*server.judged[:3], self.counting)
         return self.report(server_round, who, accuracy, **losses, skipped=skipped)
-
-    @property
-    def payload(self) -> dict[str, dict[str, int]]:
-        return self.layer.ledger.payload
 
     def _took_part(self, skipped: str) -> Participation:
         nobody = ~self.layer.left
@@ -401,8 +397,6 @@ class Layer(Membership):
     def __init__(self, relay: SplitGradientRelay, settings: UserSettings) -> None:
         super().__init__()
         self.relay, self.settings = relay, settings
-        self.weight_shape = [0, 0]
-        self.ledger = ByteLedger()
         self._begin(relay.server.num_nodes)
 
     def _begin(self, count: int) -> None:
@@ -419,29 +413,16 @@ class Layer(Membership):
         before = self.users_before if resume.server_round else None
         return EnrolmentRequest(self.settings, resume, before).to_record()
 
-    def enrolment_round(self, server_round: int) -> int:
-        return self.resume.server_round  # the run's last before this start
-
     def read(self, node: int, content: RecordDict) -> EnrolmentReply:
         return EnrolmentReply.read(content, num_nodes=self.size)
 
     def most_bytes(self) -> int:
         return max(super().most_bytes(), ROOM + NUMBER * self.size)
 
-    def in_order(self, answers: Mapping[int, EnrolmentReply]) -> list[tuple[int, EnrolmentReply]]:
-        """Enrol first the SuperNodes whose weights have the commonest shape."""
-        # The first SuperNode must not decide for all how large weights are.
-        shapes = [answer.weight_shape for answer in answers.values()]
-        common = max(shapes, key=lambda shape: (shapes.count(shape), shape), default=[])
-        return sorted(answers.items(), key=lambda item: (item[1].weight_shape != common, item[0]))
-
-    def refusal(self, answer: EnrolmentReply) -> str:
-        if self.clients and answer.weight_shape != self.weight_shape:
-            return f"its weights are {answer.weight_shape}, others have {self.weight_shape}"
-        return ""
+    def form_of(self, answer: EnrolmentReply) -> list[int]:
+        return answer.weight_shape
 
     def enrolled(self, node: int, answer: EnrolmentReply) -> None:
-        self.weight_shape = answer.weight_shape
         if answer.handled == 0 and self.traffic[answer.users, ANSWERED].any():
             LOG.warning("node %d has lost its state: its users begin anew", node)
 
@@ -468,7 +449,7 @@ class Layer(Membership):
 
     def tally(self, way: str, kind: str, users: IntArray, nbytes: int) -> None:
         """Count bytes that some users, each as many, sent or were sent."""
-        self.ledger.count(way, kind, nbytes)
+        self.relay.session.ledger.count(way, kind, nbytes)
         self.traffic[users, UP if way == "up" else DOWN] += nbytes // max(1, users.size)
 
     # State
@@ -481,7 +462,6 @@ class Layer(Membership):
     def state_dict(self) -> dict[str, object]:
         return {
             "left": torch.from_numpy(self.left),
-            "ledger": self.ledger.state_dict(),
             **{name: torch.from_numpy(getattr(self, name)) for name in self.rows},
             **{name: getattr(self, name) for name in self.others},
         }
@@ -505,7 +485,6 @@ class Layer(Membership):
         self.is_change = bool(is_new.any() or (left & ~self.left).any())
         self.users_before = None if self.users_before is None else int((~is_new).sum())
         self.left = left
-        self.ledger.load_state_dict(state["ledger"])
 
 
 class OwnLayer(Layer):
@@ -558,7 +537,7 @@ class OwnLayer(Layer):
         saves: bool = False,
     ) -> Replies[RelayReply]:
         """Send users the gradients that wait for them, and the mean if they lack it."""
-        relay, session, (f, w) = self.relay, self.relay.session, self.weight_shape
+        relay, session, (f, w) = self.relay, self.relay.session, self.form
         requests = relay.requests = {
             node: RelayRequest(
                 server_round,
@@ -605,7 +584,7 @@ class OwnLayer(Layer):
             self.traffic[users, ANSWERED] += 1
             self.tally("up", "latent", users, self.gradient[users].nbytes)
             if request.send_weights:
-                nbytes = users.size * math.prod(self.weight_shape) * FLOAT
+                nbytes = users.size * math.prod(self.form) * FLOAT
                 self.tally("up", "weights", users, nbytes)
         sent = [reply for reply in relay.answers.values() if reply.weight_sum is not None]
         if sent:  # rows that nobody holds are NaN
@@ -850,7 +829,7 @@ class CommonLayer(Layer):
         for donor in filter(self._can_go_on, hosted):
             read = partial(CopyReply.read, layer_round=self.at[donor])
             if reply := self.ask_one(donor, "train.copy_layer", request, read):
-                self.ledger.count("up", "copy", reply.copy.nbytes)
+                self.relay.session.ledger.count("up", "copy", reply.copy.nbytes)
                 return reply
         return None
 
@@ -904,7 +883,7 @@ class CommonLayer(Layer):
     ) -> HiddenSum | FloatArray | str:
         if self._masks:
             return self._hidden(server_round, requests)
-        (f, w), length = self.weight_shape, math.prod(self.weight_shape)
+        (f, w), length = self.form, math.prod(self.form)
 
         def read(node: int, content: RecordDict) -> FloatArray:
             users = requests[node].users.size
@@ -931,7 +910,7 @@ class CommonLayer(Layer):
         self, server_round: int, requests: Mapping[int, GradientRequest]
     ) -> HiddenSum | str:
         session, sums = self.relay.session, self.sums
-        length = math.prod(self.weight_shape) + CHECKS * (self._parties is not None)
+        length = math.prod(self.form) + CHECKS * (self._parties is not None)
         voices = {node: self.clients[node][: self._count] for node in requests}
         if {*sums.clients} != {*chain.from_iterable(voices.values())}:
             sums.clients = []

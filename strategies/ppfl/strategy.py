@@ -41,7 +41,7 @@ nodes and can take targets.
 
 import logging
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -111,7 +111,7 @@ TRIED_PAIRS = 1000  # of these some may share no node; all, up to 32 clients
 LEARNT_FROM = 2  # sums before clients learn from the mean
 DISAGREEMENT = "disagreement"
 # What a checkpoint has of the clients
-SAVED = ("embeddings", "targets", "ids", "dimension", "begun", "measured")
+SAVED = ("embeddings", "targets", "ids", "form", "begun", "measured")
 ByClient = dict[str, dict[int, float]]  # measurements by name and client
 
 
@@ -125,7 +125,6 @@ class PublicMembership(Membership):
         self.embeddings: dict[int, FloatArray] = {}  # [p, d] by client
         self.targets: dict[int, FloatArray] = {}  # [p, d] by client
         self.ids: dict[int, IntArray] = {}  # of each client's public nodes
-        self.dimension = 0  # dimension of all embeddings; 0 before the first enrolment
         self.begun: dict[int, None] = {}  # clients that have answered a round
         self.measured: ByClient = {}  # of the last round with an answer
         # With the registry of the SuperNodes' keys, each must have signed which public nodes its
@@ -140,15 +139,8 @@ class PublicMembership(Membership):
     def read(self, node: int, content: RecordDict) -> EmbeddingEnrolment:
         return EmbeddingEnrolment.read(content)
 
-    def in_order(
-        self, answers: Mapping[int, EmbeddingEnrolment]
-    ) -> list[tuple[int, EmbeddingEnrolment]]:
-        if not self.dimension:
-            counts = Counter[int]()
-            for answer in answers.values():
-                counts[answer.dimension] += len(answer.clients)
-            self.dimension = max(counts, key=lambda d: (counts[d], -d), default=0)
-        return super().in_order(answers)
+    def form_of(self, answer: EmbeddingEnrolment) -> int:
+        return answer.dimension
 
     def refusal(self, answer: EmbeddingEnrolment) -> str:
         if (registry := self.registry) is not None:
@@ -164,8 +156,7 @@ class PublicMembership(Membership):
             # Its embeddings and means are in the order of these nodes.
             if not np.array_equal(self.ids.get(client, nodes), nodes):
                 return f"client {client} has other public nodes than before: ids must stay the same"
-        given = f"embeddings of {answer.dimension} numbers, the others have {self.dimension}"
-        return "" if answer.dimension == self.dimension else given
+        return super().refusal(answer)
 
     def enrolled(self, node: int, answer: EmbeddingEnrolment) -> None:
         lost = sorted(self.begun.keys() & set(answer.clients)) if answer.handled == 0 else []
@@ -224,12 +215,12 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
     ) -> PublicRequest:
         session, known = self.session, self.clients
         saves, nodes = session.is_due(server_round), [known.ids[client] for client in clients]
-        marks, targets = joined(list(map(self.target, clients)), nodes, known.dimension)
+        marks, targets = joined(list(map(self.target, clients)), nodes, known.form)
         return PublicRequest(
             server_round,
             list(clients),
             nodes,
-            known.dimension,
+            known.form,
             marks,
             targets if self.wants_embeddings else None,
             wants_embeddings=self.wants_embeddings,
@@ -294,7 +285,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
             for node, reply in self.answers.items()
             for client, why in reply.left_out.items()
         ]
-        ledger = self.session.exchange.ledger
+        ledger = self.session.ledger
         for node, request in self.requests.items():
             ledger.count("down", "means", sum(x.nbytes for x in request.means if x is not None))
             if node in self.answers:
@@ -317,7 +308,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         shown = sorted(known.embeddings) if self.settings.absent == LAST else answered
         every = np.unique(np.concatenate([known.ids[client] for client in shown]))
         slots = [torch.from_numpy(np.searchsorted(every, known.ids[client])) for client in shown]
-        x = torch.zeros(len(shown), every.size, known.dimension)
+        x = torch.zeros(len(shown), every.size, known.form)
         held = torch.zeros(len(shown), every.size, dtype=torch.bool)
         for index, (client, slot) in enumerate(zip(shown, slots, strict=True)):
             x[index, slot], held[index, slot] = torch.from_numpy(known.embeddings[client]), True
@@ -488,7 +479,7 @@ class SecureConsensus(ProcrustesAlignment):
         there = dict(sorted(self.session.gather(server_round).items(), key=lambda one: min(one[1])))
         nodes, claims = self._nodes(self.sums.prepare(server_round, there))
         everyone = (client for local in there.values() for client in local)
-        mean.choose(nodes, {client: known.ids[client] for client in everyone}, known.dimension)
+        mean.choose(nodes, {client: known.ids[client] for client in everyone}, known.form)
         order = SumOrder(NOT_TOLD[0], self.session.seed, mean.made >= LEARNT_FROM)
         told, shown, measured = NOT_TOLD, {}, 0
         if claims is not None:

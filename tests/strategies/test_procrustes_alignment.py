@@ -129,7 +129,7 @@ def test_clients_of_another_dimension_are_named_and_left_out() -> None:
     members = [*toy_members()[1:], still_member(9, [[1, 2]] * 3, [10, 11, 12])]
     outcome = run(members, rounds=2)
     assert outcome.reports[0].rejected[0]["reason"] == (
-        "embeddings of 2 numbers, the others have 3"
+        "its arrays are of 2 numbers, the others' of 3"
     )
     assert [report.answered for report in outcome.reports] == [3, 3]
 

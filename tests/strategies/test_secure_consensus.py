@@ -345,7 +345,7 @@ def signed(trust: TrustSettings, held: Any) -> Any:
 
 def membership(parties: list[TrustSettings]) -> PublicMembership:
     members = PublicMembership()
-    members.registry, members.run_id = parties[0].registry, lambda: 5
+    members.registry, members.run_id, members.form = parties[0].registry, lambda: 5, 3
     return members
 
 
@@ -356,8 +356,7 @@ def claims(parties: list[TrustSettings]) -> Claims:
     for party, trust in enumerate(parties):
         signature = signed(trust, HELD[party])
         answer = EmbeddingEnrolment.of_clients(HELD[party], 3, None, signature)
-        answers = {party: EmbeddingEnrolment.from_config(answer.to_config())}
-        assert [members.refusal(one) for _, one in members.in_order(answers)] == [""]
+        assert members.refusal(EmbeddingEnrolment.from_config(answer.to_config())) == ""
     return Claims.from_config(Claims.of(members.claims.values()).to_config())
 
 
