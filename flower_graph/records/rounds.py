@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from flower_graph.errors import OutputError, brief
 from flower_graph.storage.reading import StateDict, read_lines, reading
-from flower_graph.wire.keys import (
-    ACCURACY,
-    AP,
-    AUC,
-    BALANCED,
-    MACRO_F1,
-    MSE,
-    RANKED,
-    ROLES,
-    VALUE_SCORES,
-)
+from flower_graph.wire import keys
 
 if TYPE_CHECKING:
     from flower_graph.ops.counts import Counts, Errors
@@ -84,15 +74,15 @@ class RoundReport:
     def note_counts(self, counts: Counts | Errors | None, metrics: Sequence[str]) -> None:
         """Compute the metrics that need counts; NaN without counts."""
         for name in metrics:
-            if name != ACCURACY:
-                by_role = {role: _score(name, counts, place) for place, role in enumerate(ROLES)}
-                self.scores[name] = by_role
+            if name != keys.ACCURACY:
+                places = enumerate(keys.ROLES)
+                self.scores[name] = {role: _score(name, counts, at) for at, role in places}
         confusion = getattr(counts, "confusion", None)  # numbers have none
         self.confusion = [] if confusion is None else confusion[-1].tolist()
 
     def score(self, metric: str, role: str) -> float:
         """Return one metric of the nodes of one role; NaN where it was not measured."""
-        if metric == ACCURACY:
+        if metric == keys.ACCURACY:
             return float(getattr(self, f"{role}_accuracy"))
         return self.scores.get(metric, {}).get(role, math.nan)
 
@@ -122,7 +112,7 @@ def _taken(value: Any, kind: Any, key: str) -> Any:
 
 def merit(metric: str, value: float) -> float:
     """Return a figure so that more is better: errors change their sign."""
-    return -value if metric in VALUE_SCORES else value
+    return -value if metric in keys.VALUE_SCORES else value
 
 
 @dataclass
@@ -172,14 +162,15 @@ def _score(metric: str, counts: Counts | Errors | None, place: int) -> float:
     from flower_graph.ops.links import hits_of
 
     if isinstance(counts, Errors):
-        return counts.mean(place, squared=metric == MSE)
-    if metric in RANKED:
+        return counts.mean(place, squared=metric == keys.MSE)
+    if metric in keys.RANKED:
         assert counts.ranks is not None
         return hits_of(counts.ranks[place])[metric]
-    if metric in (AUC, AP):
+    if metric in (keys.AUC, keys.AP):
         assert counts.histograms is not None
-        return {AUC: auc, AP: binned_precision}[metric](counts.histograms[place])
-    return {MACRO_F1: macro_f1, BALANCED: balanced_accuracy}[metric](counts.confusion[place])
+        return (auc if metric == keys.AUC else binned_precision)(counts.histograms[place])
+    score = macro_f1 if metric == keys.MACRO_F1 else balanced_accuracy
+    return score(counts.confusion[place])
 
 
 def read_reports(path: Path) -> list[RoundReport]:
@@ -213,7 +204,7 @@ def format_bytes(number: float) -> str:
 
 def figure_text(metric: str, value: float) -> str:
     """Write a share, or an error in a unit of its own."""
-    return f"{value:.4g}" if metric in VALUE_SCORES else f"{value:.3f}"
+    return f"{value:.4g}" if metric in keys.VALUE_SCORES else f"{value:.3f}"
 
 
 def format_round(report: RoundReport, total: int, clients: str = "clients") -> str:
@@ -223,7 +214,7 @@ def format_round(report: RoundReport, total: int, clients: str = "clients") -> s
     parts = [
         f"round {report.round:>{len(str(total))}}/{total}",
         f"loss {report.loss:.4g}" if math.isfinite(report.loss) else f"LOSS {report.loss}",
-        *([] if set(report.scores) & set(VALUE_SCORES) else shares),  # numbers are not right
+        *([] if set(report.scores) & set(keys.VALUE_SCORES) else shares),  # numbers are not right
         *(
             f"{n} val {figure_text(n, s['val'])} test {figure_text(n, s['test'])}"
             for n, s in report.scores.items()

@@ -41,9 +41,9 @@ from flower_graph.storage import checkpoint
 from flower_graph.storage.checkpoint import SCALARS
 from flower_graph.storage.files import move
 from flower_graph.storage.reading import StateDict, reading
-from flower_graph.wire.codec import Resume
+from flower_graph.wire.codec import Resume, as_record
 from flower_graph.wire.exchange import Replies, few
-from flower_graph.wire.keys import ACCURACY, CONFIG, ROLES
+from flower_graph.wire.keys import ACCURACY, ROLES
 from flower_graph.wire.ledger import reply_bytes
 
 LOG = logging.getLogger(__name__)
@@ -469,10 +469,7 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
 
     def round(self, server_round: int) -> RoundReport | None:
         self.requests = dict(self.ask(server_round))
-        contents = {node: request.to_record() for node, request in self.requests.items()}
-        for node, entries in self.entries.items():
-            if node in contents:
-                contents[node].config_records[CONFIG].update(entries)
+        contents = {n: as_record(one, self.entries.get(n, {})) for n, one in self.requests.items()}
         self.session.asked = {
             node: np.asarray(one.clients, np.int64) for node, one in self.requests.items()
         }

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import (
@@ -55,9 +55,9 @@ from flower_graph.secure.sum.server import Cause, Circle, Reason, Skipped, SumRe
 from flower_graph.server.session import Membership
 from flower_graph.wire.arrays import Config, Scalar, read_array
 from flower_graph.wire.client_errors import Kind
-from flower_graph.wire.codec import RUN_BYTES, Integers, Message, Resume, entries_of
+from flower_graph.wire.codec import RUN_BYTES, Integers, Message, Resume, as_record, entries_of
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
-from flower_graph.wire.keys import ARRAYS, CONFIG, MASKED_SUM
+from flower_graph.wire.keys import ARRAYS, MASKED_SUM
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
@@ -74,17 +74,6 @@ class Summed:
     # [L] float64, the sum of the contributors' vectors, each rounded to the resolution
     values: NDArray[np.float64]
     contributors: NDArray[np.int64]  # Numbers of the clients in it
-
-
-def as_record(*parts: Message | Mapping[str, Any]) -> RecordDict:
-    """Write messages and further entries as one message."""
-    # Any: entries of records may be lists, too
-    content, entries = RecordDict(), dict[str, Any]()
-    for part in parts:
-        content.update(part.to_record() if isinstance(part, Message) else {})
-        entries |= part.to_config() if isinstance(part, Message) else part
-    content[CONFIG] = ConfigRecord(entries)
-    return content
 
 
 # Sends messages of an action in a round, and has each reply taken: ``SecureSum.tell``. Any: what is

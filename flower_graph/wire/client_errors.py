@@ -18,23 +18,14 @@ from typing import TYPE_CHECKING
 from flwr.app import Error, Message
 
 from flower_graph import errors
-from flower_graph.errors import (
-    LOOKED_AT,
-    MAX_REASON,
-    ClientBugError,
-    MalformedReplyError,
-    RefusedError,
-    StateLostError,
-    one_line,
-    told,
-)
 from flower_graph.storage.files import IN_PROCESS, STATE_DIR
 
 if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid
 
-TELLABLE = (RefusedError, MalformedReplyError)  # they quote the request and nothing else
+# They quote the request and nothing else
+TELLABLE = (errors.RefusedError, errors.MalformedReplyError)
 AT_HOME = "what it says stays in the SuperNode's log"
 # The kind of an error whose text stays on another machine
 NOT_OURS = re.compile(rf"\b(\w{{1,99}}): {AT_HOME}")
@@ -84,12 +75,12 @@ def boundary(context: Context) -> Iterator[None]:
         if kind is not getattr(errors, kind.__name__, None):
             kind, words = ClientError, f"{kind.__name__}: {words}"
         # Flower logs both here, and sends kind and text of the new one.
-        raise told(kind(words), words) from error
+        raise errors.told(kind(words), words) from error
 
 
-def lost_reply(error: StateLostError, message: Message) -> Message:
+def lost_reply(error: errors.StateLostError, message: Message) -> Message:
     """Answer a message with the error that a client's state is lost, under a code of its own."""
-    words = f"{StateLostError.__name__}: {error}"
+    words = f"{errors.StateLostError.__name__}: {error}"
     return Message(Error(STATE_LOST, words), reply_to=message)
 
 
@@ -102,7 +93,7 @@ def kind_of(reply: Message) -> Kind:
         return Kind.OTHER
     if reply.error.code == STATE_LOST:
         return Kind.STATE_LOST
-    end = (reply.error.reason or "")[-LOOKED_AT:]  # Ray's tracebacks end with the error
+    end = (reply.error.reason or "")[-errors.LOOKED_AT :]  # Ray's tracebacks end with the error
     return Kind.NO_QUERY if Kind.NO_QUERY.value in end else Kind.OTHER
 
 
@@ -110,7 +101,7 @@ def no_content(reply: Message) -> str | None:
     """Return why a reply has no content, or None."""
     if reply.has_error():
         what, words = "error reply: ", reply.error.reason or f"code {reply.error.code}"
-        return what + one_line(words, MAX_REASON - len(what))
+        return what + errors.one_line(words, errors.MAX_REASON - len(what))
     return None if reply.has_content() else "empty reply"
 
 
@@ -144,7 +135,8 @@ class Failures:
         if len({fault for fault, _ in found.values()}) == 1:
             (*place, kind), said = next(iter(found.values()))
             words = said.strip() if place else f"{kind}, whose text stays in the log of each"
-            raise ClientBugError(f"each of {len(found)} SuperNodes fails with this error:\n{words}")
+            each = f"each of {len(found)} SuperNodes fails with this error"
+            raise errors.ClientBugError(f"{each}:\n{words}")
 
     def _said(self, reply: Message, node_id: int) -> str:
         """Return an error's traceback, or the part of a remote error that may be told."""
@@ -154,7 +146,7 @@ class Failures:
         reason = reply.error.reason or ""
         if on_ray():
             return reason.partition(CHAINED)[0]
-        at_home = NOT_OURS.search(reason[-LOOKED_AT:])
+        at_home = NOT_OURS.search(reason[-errors.LOOKED_AT :])
         return at_home[0] if at_home else ""
 
 

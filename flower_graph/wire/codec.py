@@ -510,6 +510,17 @@ class Resume(Message, down="query", frozen=True):
     attempt: Annotated[str, Word("resume-attempt")] = ""  # loads once an attempt and round
 
 
+# Any: entries of records may be lists, too
+def as_record(*parts: Message | Mapping[str, Any]) -> RecordDict:
+    """Write messages and further entries as one message."""
+    content, entries = RecordDict(), dict[str, Any]()
+    for part in parts:
+        content.update(part.to_record() if isinstance(part, Message) else {})
+        entries |= part.to_config() if isinstance(part, Message) else part
+    content[keys.CONFIG] = ConfigRecord(entries)
+    return content
+
+
 def read_entry(kind: Field[T], content: RecordDict) -> T:
     """Read one entry of a reply, whatever else it says."""
     result: T = kind.read("", Reading(entries_of(content)))

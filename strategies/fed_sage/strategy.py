@@ -46,19 +46,7 @@ from flower_graph.errors import MalformedReplyError
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.grouped import one_thread
 from flower_graph.ops.mending import slots
-from flower_graph.strategies.fed_sage.modules import (
-    LATENT,
-    NEIGHBOURS,
-    UNTRAINED,
-    ImpairedGraph,
-    SageModel,
-    class_loss,
-    distance_gradient,
-    features_of,
-    first_model,
-    generator_loss,
-    split_like,
-)
+from flower_graph.strategies.fed_sage import modules
 from flower_graph.strategies.fedscem.client import EgoModelClient
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.strategies.fedscem.strategy import EgoFedAvg
@@ -96,7 +84,7 @@ class Generators(codec.Message, down="train.compare", up="train.generate"):
     rows: Annotated[IntArray, Exact(ROWS, shape="c")]  # nodes that each of them shows
     missing: Annotated[IntArray, Exact(shape="n")]  # neighbours that each of these misses
     # the nodes, encoded, with noise
-    encoded: Annotated[FloatArray, codec.Tensor("arrays/encoded", shape=f"n {LATENT}")]
+    encoded: Annotated[FloatArray, codec.Tensor("arrays/encoded", shape=f"n {modules.LATENT}")]
     weights: Annotated[FloatArray, codec.Tensor("arrays/weights", shape="c w")]  # each `fGen`, flat
 
     def check(self, known: codec.Known) -> None:
@@ -104,8 +92,8 @@ class Generators(codec.Message, down="train.compare", up="train.generate"):
         rows, missing = self.rows, self.missing
         if (rows < 0).any() or rows.sum() != missing.size:
             raise MalformedReplyError(f"{ROWS}: counts for {missing.size} nodes, got {rows[:5]}...")
-        if missing.size and (missing.min() < 1 or missing.max() > NEIGHBOURS):
-            raise MalformedReplyError(f"missing: expected 1 to {NEIGHBOURS}")
+        if missing.size and (missing.min() < 1 or missing.max() > modules.NEIGHBOURS):
+            raise MalformedReplyError(f"missing: expected 1 to {modules.NEIGHBOURS}")
 
     @classmethod
     def join(cls, parts: Sequence[Generators]) -> Generators:
@@ -128,7 +116,7 @@ def _shared(settings: EgoSettings, *, averages: bool) -> SharedModule:
     """Return the model of both halves."""
     widths = settings.num_features, settings.hidden, settings.num_classes
     local = ("generator.*",) if averages else ("*",)  # never leave the clients
-    return SharedModule(partial(first_model, *widths, settings.seed), settings.seed, local)
+    return SharedModule(partial(modules.first_model, *widths, settings.seed), settings.seed, local)
 
 
 class SageClient(EgoModelClient):
@@ -170,12 +158,12 @@ class SageClient(EgoModelClient):
         return max(1, self.task.weight(graph))
 
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
-        return class_loss(self.logits(module, graph), graph.y, graph.masks["train"])
+        return modules.class_loss(self.logits(module, graph), graph.y, graph.masks["train"])
 
     def prepare(self, learner: Learner) -> None:
         """Train a new client's generator; the classifier then starts again (steps 1 and 3)."""
         model = _model(learner.module)
-        if int(model.generator.client) == UNTRAINED:
+        if int(model.generator.client) == modules.UNTRAINED:
             state = model.state_dict().items()
             begun = {name: value.clone() for name, value in state if "generator" not in name}
             self._train_alone(learner, self._impaired(learner))
@@ -190,7 +178,7 @@ class SageClient(EgoModelClient):
             shown = []
             for index, learner in enumerate(learners):
                 graph, generator = self._impaired(learner), _model(learner.module).generator
-                if int(generator.client) == UNTRAINED:
+                if int(generator.client) == modules.UNTRAINED:
                     self._train_alone(learner, graph)
                 if request.gradient is not None:
                     loss = self._generator_loss(learner, graph, "together", request.epoch)
@@ -199,7 +187,9 @@ class SageClient(EgoModelClient):
                     # The own term is a mean over the client's nodes, the others' arrives as a sum.
                     came = torch.from_numpy(request.gradient[index]).to(own) / len(graph.rest)
                     mean = (own + came) / (request.others + 1)
-                    for weight, grad in zip(weights, split_like(mean, weights), strict=True):
+                    for weight, grad in zip(
+                        weights, modules.split_like(mean, weights), strict=True
+                    ):
                         weight.grad = grad
                     learner.optimiser.step()
                     learner.optimiser.zero_grad()
@@ -219,17 +209,17 @@ class SageClient(EgoModelClient):
         like = _model(self.shared.make()).generator.feature_weights()
         with one_thread(len(rows) > 1):
             parts = [
-                features_of(split_like(own, like), z, slots(count))
+                modules.features_of(modules.split_like(own, like), z, slots(count))
                 for own, z, count in zip(weights.unbind(), encoded, missing, strict=True)
             ]
         made, sizes = torch.cat(parts), torch.tensor([len(part) for part in parts])
         author = torch.from_numpy(shown.clients).repeat_interleave(sizes).to(device)
         ptr, here = [0, *accumulate(map(len, features))], torch.tensor(self._clients, device=device)
-        wanted = distance_gradient(made.detach(), author, torch.cat(features), ptr, here)
+        wanted = modules.distance_gradient(made.detach(), author, torch.cat(features), ptr, here)
         (gradient,) = torch.autograd.grad(made, weights, wanted)
         return PeerGradients(shown.epoch, gradient.cpu().numpy()).to_numpy(len(self.graphs))
 
-    def _train_alone(self, learner: Learner, graph: ImpairedGraph) -> None:
+    def _train_alone(self, learner: Learner, graph: modules.ImpairedGraph) -> None:
         model = _model(learner.module)
         adam = self._adam({"params": model.parameters(), **PUBLISHED})
         model.generator.requires_grad_()
@@ -246,14 +236,14 @@ class SageClient(EgoModelClient):
         return torch.optim.Adam(list(groups), fused=self.device.type == "cpu")
 
     def _generator_loss(
-        self, learner: Learner, graph: ImpairedGraph, purpose: str, epoch: int
+        self, learner: Learner, graph: modules.ImpairedGraph, purpose: str, epoch: int
     ) -> Tensor:
         model = _model(learner.module)
         noise = model.generator.noise(learner.graph.client, purpose, epoch, graph.rest)
-        return generator_loss(model, graph, noise)
+        return modules.generator_loss(model, graph, noise)
 
     @torch.no_grad()
-    def _shown(self, learner: Learner, graph: ImpairedGraph, epoch: int) -> Generators:
+    def _shown(self, learner: Learner, graph: modules.ImpairedGraph, epoch: int) -> Generators:
         model, client = _model(learner.module), learner.graph.client
         z = model.generator.encode(graph.rest, graph.adjacency)
         z = z + model.generator.noise(client, "together", epoch, z)
@@ -263,17 +253,17 @@ class SageClient(EgoModelClient):
             epoch,
             np.array([client]),
             np.array([chosen.numel()]),
-            graph.impaired.missing[chosen].clamp(max=NEIGHBOURS).cpu().numpy(),
+            graph.impaired.missing[chosen].clamp(max=modules.NEIGHBOURS).cpu().numpy(),
             z[chosen].cpu().numpy(),
             weights[None].cpu().numpy(),
         )
 
-    def _impaired(self, learner: Learner) -> ImpairedGraph:
-        return ImpairedGraph.of(learner.graph, self.shared.seed)
+    def _impaired(self, learner: Learner) -> modules.ImpairedGraph:
+        return modules.ImpairedGraph.of(learner.graph, self.shared.seed)
 
 
-def _model(module: nn.Module) -> SageModel:
-    assert isinstance(module, SageModel)
+def _model(module: nn.Module) -> modules.SageModel:
+    assert isinstance(module, modules.SageModel)
     return module
 
 

@@ -55,6 +55,7 @@ from flower_graph.ops.graph_learner import edge_agreement
 from flower_graph.ops.grouped import one_thread
 from flower_graph.rng import generator
 from flower_graph.server.averaging import ClientReply, Combined
+from flower_graph.strategies.fedgls import modules
 from flower_graph.strategies.fedgls.config import (
     GRAPHS,
     KNN,
@@ -63,16 +64,6 @@ from flower_graph.strategies.fedgls.config import (
     OWN,
     TRUE,
     StructureSettings,
-)
-from flower_graph.strategies.fedgls.modules import (
-    GNN,
-    LEARNER,
-    MLP,
-    StructureModel,
-    first_model,
-    networks_of,
-    parts_of,
-    used_graph,
 )
 from flower_graph.wire.arrays import Config, Measurements, Parameters
 from flower_graph.wire.averaging import (
@@ -119,8 +110,8 @@ class StructureMeasured(Measured, up="evaluate", kw_only=True):
 
 def shared_by(settings: StructureSettings) -> SharedModule:
     """Return the model of both halves; phi never leaves its client."""
-    local = ("*",) if settings.strategy.name == LOCAL else (f"{LEARNER}-*",)
-    return SharedModule(partial(first_model, settings), settings.seed, local)
+    local = ("*",) if settings.strategy.name == LOCAL else (f"{modules.LEARNER}-*",)
+    return SharedModule(partial(modules.first_model, settings), settings.seed, local)
 
 
 # Client ------------------------------------------------------------------------------------------
@@ -165,7 +156,7 @@ class StructureClient(ModuleClient):
         settings: StructureSettings,
         **more: Any,
     ) -> None:
-        self.first_layers = tuple(f"{part}-first" for part in parts_of(settings.graphs))
+        self.first_layers = tuple(f"{part}-first" for part in modules.parts_of(settings.graphs))
         how = replace(settings.strategy, optimiser=LASTS)  # phi's in any case
         super().__init__(context, graphs, shared_by(settings), how, **more)
         for graph in graphs:
@@ -201,7 +192,9 @@ class StructureClient(ModuleClient):
         clients, how = learner.graph.clients, self.structure
         if how.strategy.optimiser == RESET:
             for name, value in model.items():
-                for moment in () if name.startswith(LEARNER) else adam.state[value].values():
+                for moment in (
+                    () if name.startswith(modules.LEARNER) else adam.state[value].values()
+                ):
                     moment.zero_()
         adam.zero_grad()
         losses = model.contrast()
@@ -216,7 +209,7 @@ class StructureClient(ModuleClient):
     def finish(self, learner: Learner) -> None:
         """Say which of the two models a client has."""
         model = self._holding(learner.module, learner.graph)
-        for part, has in ((GNN, model.has_edges), (MLP, ~model.has_edges)):
+        for part, has in ((modules.GNN, model.has_edges), (modules.MLP, ~model.has_edges)):
             if model.kind == OWN:
                 model[f"{part}-share"].copy_(has[:, None])
 
@@ -225,7 +218,7 @@ class StructureClient(ModuleClient):
     def counted(self, name: str, clients: Mapping[int, int]) -> Mapping[int, int]:
         if self.structure.graphs != OWN or name.endswith("-share"):
             return clients
-        wanted = name.startswith(MLP)  # what a client lacks counts nothing in the sum
+        wanted = name.startswith(modules.MLP)  # what a client lacks counts nothing in the sum
         return {one: w for one, w in clients.items() if self._graph_of[one].is_graphless == wanted}
 
     def measured(self, clients: Sequence[int], weight: int) -> dict[str, float]:
@@ -255,11 +248,11 @@ class StructureClient(ModuleClient):
         return {name: values.cpu() for name, values in found.items()}
 
     def place(self, graph: ClientGraph) -> GraphOnDevice:
-        return super().place(used_graph(graph, self.structure.graphs))
+        return super().place(modules.used_graph(graph, self.structure.graphs))
 
-    def _holding(self, module: nn.Module, graph: GraphOnDevice) -> StructureModel:
+    def _holding(self, module: nn.Module, graph: GraphOnDevice) -> modules.StructureModel:
         """Return a model that has the graphs of its clients."""
-        assert isinstance(module, StructureModel)
+        assert isinstance(module, modules.StructureModel)
         if module.batch is None:
             graphs = [self._graph_of[client] for client in graph.clients]
             lone = {at: self.place(one) for at, one in enumerate(graphs) if one.is_graphless}
@@ -275,8 +268,8 @@ class StructureClient(ModuleClient):
         """Draw the dropout of all steps, by client, network and round."""
         how, steps, drawn = self.structure.model, self.how.local_epochs, list[DropoutMask]()
         sizes = steps, how.hidden, how.input_dropout, how.dropout
-        for part in networks_of(self.structure.graphs):
-            words = [(client, part == MLP, server_round) for client in graph.clients]
+        for part in modules.networks_of(self.structure.graphs):
+            words = [(client, part == modules.MLP, server_round) for client in graph.clients]
             chances = [generator(self.shared.seed, "dropout", *one) for one in words]
             drawn.append(draw_kept(graph.x, graph.ptr, chances, *sizes))
         self._drops = [

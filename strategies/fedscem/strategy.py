@@ -67,7 +67,7 @@ from flower_graph.secure.sum.messages import KeyReply, MaskedReply
 from flower_graph.secure.sum.server import Skipped
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session, renamed
-from flower_graph.server.sums import PartySums, SecureSum, SumServer, Tell, as_record
+from flower_graph.server.sums import PartySums, SecureSum, SumServer, Tell
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.fedscem.client import (
     SUMMED_NAMES,
@@ -88,7 +88,7 @@ from flower_graph.strategies.fedscem.client import (
 from flower_graph.strategies.fedscem.config import EgoSettings, StrategyConfig
 from flower_graph.strategies.fedscem.modules import EgoGCN, first_model
 from flower_graph.wire.arrays import Config, largest_size
-from flower_graph.wire.codec import Resume, entries_of
+from flower_graph.wire.codec import Resume, as_record, entries_of
 from flower_graph.wire.counts import as_counts, counts_size
 from flower_graph.wire.exchange import Replies, reasons_of
 from flower_graph.wire.keys import MAX_NUMBER, ROLES, RUN_TOKEN, SERVER_ROUND, SUMS, TOTAL

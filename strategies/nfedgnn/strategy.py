@@ -96,19 +96,13 @@ from flower_graph.outputs.files import (
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator, seeded
+from flower_graph.secure import common_key
 from flower_graph.secure.channel import KEY_BYTES
-from flower_graph.secure.common_key import (
-    SIGNED_BY,
-    KeyPacket,
-    ShareKeyReply,
-    ShareKeyRequest,
-    check_signed,
-)
 from flower_graph.secure.ring import CHECKS
 from flower_graph.secure.sum.server import Skipped
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Membership, Session
-from flower_graph.server.sums import PartySums, SecureSum, SumServer, as_record
+from flower_graph.server.sums import PartySums, SecureSum, SumServer
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.nfedgnn.client import (
     AS_PARTY,
@@ -141,7 +135,7 @@ from flower_graph.strategies.nfedgnn.config import (
 )
 from flower_graph.strategies.nfedgnn.users import UserSettings, bounded
 from flower_graph.wire.arrays import FloatArray, IntArray
-from flower_graph.wire.codec import Resume
+from flower_graph.wire.codec import Resume, as_record
 from flower_graph.wire.counts import counted
 from flower_graph.wire.exchange import Rejected, Replies, few
 from flower_graph.wire.keys import CONFIG, ROLES, SERVER_ROUND
@@ -659,7 +653,7 @@ class CommonLayer(Layer):
             raise MalformedReplyError("key-public: missing; masked sums need it")
         if self._parties is not None:
             run = str(self.relay.session.exchange.grid.run.run_id).encode()
-            check_signed(self._parties.registry, run, key.public, key.signed_by)
+            common_key.check_signed(self._parties.registry, run, key.public, key.signed_by)
         return answer
 
     def refusal(self, answer: EnrolmentReply) -> str:
@@ -775,7 +769,7 @@ class CommonLayer(Layer):
                 self.tally("up", "measured", measured, measured.size * self._vector)
                 relay.server.receive(torch.from_numpy(measured), _tensor(reply.measured))
 
-    def _sealed_keys(self, nodes: Iterable[int]) -> Mapping[int, KeyPacket]:
+    def _sealed_keys(self, nodes: Iterable[int]) -> Mapping[int, common_key.KeyPacket]:
         """Have the common key sealed for SuperNodes that do not have it."""
         keys, hosted = self.keys, list(self.relay.session.hosted())
         checks = {node: keys[node].key_check.tobytes() for node in hosted}
@@ -788,15 +782,15 @@ class CommonLayer(Layer):
             signed = None
             if self._parties is not None:
                 rows = [keys[node].signed_by for node in others]
-                signed = np.array(rows, np.uint8).reshape(-1, SIGNED_BY)
-            request = ShareKeyRequest(public.reshape(-1, KEY_BYTES), not having, signed)
-            read = partial(ShareKeyReply.read, k=len(others))
+                signed = np.array(rows, np.uint8).reshape(-1, common_key.SIGNED_BY)
+            request = common_key.ShareKeyRequest(public.reshape(-1, KEY_BYTES), not having, signed)
+            read = partial(common_key.ShareKeyReply.read, k=len(others))
             reply = self.ask_one(donor, "train.share_key", request.to_record(), read)
             if reply is not None:
                 for node in (donor, *others):
                     keys[node].key_check = reply.key_check
                 sender = keys[donor].public, keys[donor].signed_by
-                packets = [KeyPacket(packet, *sender) for packet in reply.packets]
+                packets = [common_key.KeyPacket(packet, *sender) for packet in reply.packets]
                 return dict(zip(others, packets, strict=True))
         return {}
 

@@ -67,6 +67,7 @@ from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Membership, Session
 from flower_graph.server.sums import PartySums, SecureSum, SumServer
 from flower_graph.storage.reading import StateDict
+from flower_graph.strategies.ppfl import config
 from flower_graph.strategies.ppfl.client import (
     MEANS,
     MEASURED,
@@ -89,15 +90,7 @@ from flower_graph.strategies.ppfl.client import (
     find_slots,
     joined,
 )
-from flower_graph.strategies.ppfl.config import (
-    CONSENSUS,
-    FORMS,
-    LAST,
-    PAIRS,
-    PRECISIONS,
-    SECURE,
-    StrategyConfig,
-)
+from flower_graph.strategies.ppfl.config import StrategyConfig
 from flower_graph.wire import keys
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.codec import Resume
@@ -186,7 +179,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
 
     usual_rounds = 10
     wants_embeddings = True
-    forms: tuple[str, ...] = (PAIRS, CONSENSUS)  # of the alignment
+    forms: tuple[str, ...] = (config.PAIRS, config.CONSENSUS)  # of the alignment
 
     # Any: the section's fields have types of their own
     def __init__(
@@ -305,14 +298,14 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
     def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
         """Do steps 4 and 5, and return how precise the alignment is."""
         known = self.clients
-        shown = sorted(known.embeddings) if self.settings.absent == LAST else answered
+        shown = sorted(known.embeddings) if self.settings.absent == config.LAST else answered
         every = np.unique(np.concatenate([known.ids[client] for client in shown]))
         slots = [torch.from_numpy(np.searchsorted(every, known.ids[client])) for client in shown]
         x = torch.zeros(len(shown), every.size, known.form)
         held = torch.zeros(len(shown), every.size, dtype=torch.bool)
         for index, (client, slot) in enumerate(zip(shown, slots, strict=True)):
             x[index, slot], held[index, slot] = torch.from_numpy(known.embeddings[client]), True
-        is_pairs = self.settings.alignment == PAIRS
+        is_pairs = self.settings.alignment == config.PAIRS
         means = align_pairs(x, held) if is_pairs else consensus(x, held).aligned
         for index, (client, slot) in enumerate(zip(shown, slots, strict=True)):
             known.targets[client] = means[index, slot].numpy()
@@ -357,7 +350,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
 class LocalEmbedding(ProcrustesAlignment):
     """The baseline: every client trains alone, and sends only its measurements."""
 
-    wants_embeddings, forms = False, FORMS
+    wants_embeddings, forms = False, config.FORMS
 
 
 def means_of(measured: ByClient) -> dict[str, float]:
@@ -383,7 +376,9 @@ def measure_alignment(x: Tensor, held: Tensor, rng: torch.Generator) -> dict[str
         result.append(alignment_precision(a, b, orthogonal_procrustes(a, b)))
         if len(result) == MEASURED_PAIRS:
             break
-    return {name: mean_of([one[k] for one in result]) for name, k in PRECISIONS.items() if result}
+    return {
+        name: mean_of([one[k] for one in result]) for name, k in config.PRECISIONS.items() if result
+    }
 
 
 def draw_pairs(count: int, rng: torch.Generator) -> Iterator[tuple[int, int]]:
@@ -446,7 +441,7 @@ class SecureConsensus(ProcrustesAlignment):
         clients do not trust the server, ``least_holders`` and ``differ_by``.
     """
 
-    forms = (SECURE,)
+    forms = (config.SECURE,)
 
     # Any: as the base class
     def __init__(
@@ -552,7 +547,7 @@ class SecureConsensus(ProcrustesAlignment):
             if self._parties is not None:
                 each = zip(MEASURED, *hidden.reshape(2, -1).tolist(), strict=True)
                 figures = {name: one / of for name, one, of in each if of >= 1}
-            precision = {name: figures[name] for name in PRECISIONS if name in figures}
+            precision = {name: figures[name] for name in config.PRECISIONS if name in figures}
         at_fault, rejected = self.sums.take_faults()
         who = self.session.participation(sorted(used), failed=at_fault | failed, idle=NOT_READY)
         report = self.reported(server_round, who, figures, precision, skipped)

@@ -18,14 +18,7 @@ from flower_graph.secure.align.blinded import (
     UnionRequest,
 )
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import (
-    Flags,
-    KeyReply,
-    MaskedReply,
-    SumTerms,
-    UnmaskReply,
-    UnmaskRequest,
-)
+from flower_graph.secure.sum import messages
 from flower_graph.strategies.fed_sage import strategy as sage
 from flower_graph.strategies.fedgls import strategy as structure
 from flower_graph.strategies.fedscem import client as ego
@@ -43,7 +36,7 @@ SIZES = {"p": 2, "c": 3, "k": 2, "f": 4, "h": 2, "w": 2, "n": 5, "m": 5, "q": 2,
 # What only these can have; the rest is drawn
 VALUES: dict[type, dict[str, Any]] = {
     Ring: {"word": 64},
-    UnmaskReply: {"kinds": np.array([0, 2], np.uint8), "n": 1},
+    messages.UnmaskReply: {"kinds": np.array([0, 2], np.uint8), "n": 1},
     BlindReply: {"sizes": np.array([16, 16, 32]), "n": 64},
     PlainReply: {"sizes": np.array([2, 0, 3])},
     sage.PeerGradients: {"a": 2},
@@ -67,8 +60,8 @@ VALUES: dict[type, dict[str, Any]] = {
 }
 # What their reader knows
 KNOWN: dict[type, dict[str, Any]] = {
-    MaskedReply: {"total": np.arange(3, dtype="<u8")},
-    **{one: {"k": 2} for one in (UnmaskRequest, UnmaskReply)},
+    messages.MaskedReply: {"total": np.arange(3, dtype="<u8")},
+    **{one: {"k": 2} for one in (messages.UnmaskRequest, messages.UnmaskReply)},
     relay.EnrolmentReply: {"num_nodes": 100},
     relay.RelayReply: {"p": 2, "h": 2, "f": 4, "w": 2, "send_weights": True},
     relay.LatentReply: {"p": 2, "m": 5, "h": 2, "trains": True, "measures": True},
@@ -131,7 +124,7 @@ def draw(field: Any, rng: np.random.Generator, sizes: dict[str, int]) -> Any:
             return rng.choice(100, shape, replace=False)
         case Sizes():
             return np.array([0, sizes["n"] - 2, 2])
-        case Flags():
+        case messages.Flags():
             return rng.random(shape) < 0.5
         case CountsField():
             return Counts(torch.from_numpy(rng.integers(0, 9, (3, 2, 2))))
@@ -224,9 +217,9 @@ def same(one: Any, other: Any) -> bool:
 
 def test_all_are_here() -> None:
     assert len(MESSAGES) >= 35
-    assert {MaskedReply, EvaluateReply, relay.RelayReply, ego.EgoReply} <= set(MESSAGES)
-    assert {UnionRequest, KeyReply} <= set(MESSAGES)
-    assert fields_of(SumTerms) == {}, "a class without declared fields"
+    assert {messages.MaskedReply, EvaluateReply, relay.RelayReply, ego.EgoReply} <= set(MESSAGES)
+    assert {UnionRequest, messages.KeyReply} <= set(MESSAGES)
+    assert fields_of(messages.SumTerms) == {}, "a class without declared fields"
 
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
@@ -324,8 +317,8 @@ RUN, POINTS = bytes(range(16)), np.zeros((48, 32), np.uint8)
 HELLO = public.EmbeddingEnrolment.of_clients({3: np.array([7, 5]), 1: np.array([5])}, 2)
 ENROLLED = {"users": pack_integers(np.array([0, 1])), "weight-shape": [3, 2]}
 PAIR, KINDS = np.array([7, 2**40]), np.array([0, 1, 2, 1, 0, 0], np.uint8)
-UNMASKED = UnmaskReply(RUN, 7, KINDS, np.zeros((3, 33), np.uint8))
-MASKED = MaskedReply(RUN, 7, PAIR, np.zeros(1, "<u8"), np.array([3, 5]))
+UNMASKED = messages.UnmaskReply(RUN, 7, KINDS, np.zeros((3, 33), np.uint8))
+MASKED = messages.MaskedReply(RUN, 7, PAIR, np.zeros(1, "<u8"), np.array([3, 5]))
 RING = Ring.fit(100, 64, 2.0**-16, guard=True)
 
 
@@ -361,10 +354,10 @@ REFUSED: dict[Any, tuple[dict[str, Any], dict[str, Any], list[tuple[dict[str, An
     BlindReply.from_config: (blocks(16, 32), {}, [
         (blocks(16, 24), "24 points"), (blocks(8, 32), "8 points"),
     ]),
-    UnmaskReply.from_config: (UNMASKED.to_config(), {}, [
+    messages.UnmaskReply.from_config: (UNMASKED.to_config(), {}, [
         ({"unmask-shares": bytes(2 * 33)}, "unmask-shares.*3"),
     ]),
-    MaskedReply.from_config: (MASKED.to_config(), {"total": MASKED.total}, [
+    messages.MaskedReply.from_config: (MASKED.to_config(), {"total": MASKED.total}, [
         ({"mask-refused": bytes(20)}, "mask-refused"),
         *(({"mask-left-out": bad}, "number") for bad in (["x:why"], ["why"], 5)),
     ]),

@@ -1,7 +1,6 @@
 """Flower's FedAvg with checked replies and reports, by hand; ``combine`` in its place."""
 
 import math
-import random
 from pathlib import Path
 from typing import Any
 
@@ -83,21 +82,6 @@ def test_a_measurement_that_is_no_number_is_left_out(places: set[int], wanted: f
 
 
 # Who is asked ------------------------------------------------------------------------------------
-
-
-def test_participation_is_drawn_by_seed_and_round():
-    def draws(seed: int) -> list[list[int]]:
-        run = Run(Simple(participation=0.5, seed=seed), 6, rounds=4)
-        assert [report.answered for report in run.reports] == [3] * 4
-        return [sorted(run.got("train", number)) for number in range(1, 5)]
-
-    random.seed(1)
-    first = draws(0)
-    random.seed(2)
-    assert draws(0) == first  # the global generator plays no part
-    assert all(len(drawn) == 3 for drawn in first)
-    assert len({tuple(drawn) for drawn in first}) > 1
-    assert draws(1) != first
 
 
 def test_a_small_share_asks_one_and_min_nodes_are_only_waited_for():

@@ -19,6 +19,7 @@ from flower_graph.errors import DataError, OutputError
 from flower_graph.flower_compat import ClientAppCallable
 from flower_graph.method.load import load_config
 from flower_graph.outputs.files import Embeddings, Predictions
+from flower_graph.strategies.ppfl import method
 from flower_graph.strategies.ppfl.client import (
     UNUSABLE,
     EmbeddingClient,
@@ -29,14 +30,6 @@ from flower_graph.strategies.ppfl.client import (
     disagreement,
     joined,
     public_rows,
-)
-from flower_graph.strategies.ppfl.method import (
-    Floats,
-    Integers,
-    PublicSpace,
-    join_graph,
-    join_space,
-    learn_beside,
 )
 from flower_graph.strategies.ppfl.strategy import (
     LocalEmbedding,
@@ -269,7 +262,7 @@ def test_disagreement_by_hand() -> None:
     assert disagreement(-targets, targets) == pytest.approx(2)
 
 
-def planted(nodes: int = 40, seed: int = 0) -> tuple[Floats, Floats]:
+def planted(nodes: int = 40, seed: int = 0) -> tuple[method.Floats, method.Floats]:
     """Draw embeddings, and a rotation of their space."""
     rng = np.random.default_rng(seed)
     turn, _ = np.linalg.qr(rng.normal(size=(4, 4)))
@@ -281,15 +274,15 @@ def test_a_turned_space_is_turned_back_and_private_nodes_with_it(words: bool) ->
     truth, turn = planted()
     ids: Any = np.arange(40) * 7 % 40
     ids = ids.astype(str) if words else ids
-    public = PublicSpace(ids[:30], truth[:30])
+    public = method.PublicSpace(ids[:30], truth[:30])
     new = ids[10:][::-1]  # ten of the others' public nodes are not its own, ten are its alone
     space, held = public.split(new, 0.25, seed=3)
     assert (space.nodes.size, held.nodes.size) == (15, 5)
     assert set(space.nodes) | set(held.nodes) == set(ids[10:30])
-    found = join_space(truth[10:][::-1] @ turn, new, space, held)
+    found = method.join_space(truth[10:][::-1] @ turn, new, space, held)
     np.testing.assert_allclose(found.embeddings, truth[10:][::-1], atol=1e-5)
     assert found.common == 15 and found.precision == {1: 1.0, 5: 1.0, 10: 1.0}
-    assert join_space(truth[10:][::-1] @ turn, new, space).precision == {}
+    assert method.join_space(truth[10:][::-1] @ turn, new, space).precision == {}
     with pytest.raises(DataError, match=r"3.*30 public"):
         public.split(np.array([50, 51, 52]).astype(ids.dtype), 0.2, seed=0)
 
@@ -297,8 +290,8 @@ def test_a_turned_space_is_turned_back_and_private_nodes_with_it(words: bool) ->
 class Recorder:
     """A model that stays where it is and notes what it is told."""
 
-    def __init__(self, vectors: Floats) -> None:
-        self.told = list[tuple[int, Integers, Any]]()
+    def __init__(self, vectors: method.Floats) -> None:
+        self.told = list[tuple[int, method.Integers, Any]]()
         self.embed = lambda: vectors
 
     def learn(self, *told: Any) -> float:
@@ -309,17 +302,17 @@ class Recorder:
 def test_targets_are_public_nodes_in_the_models_own_space() -> None:
     truth, turn = planted()
     own, nodes = truth @ turn, np.arange(40)
-    space, held = PublicSpace(nodes[:20], truth[:20]).split(nodes, 0.2, seed=0)
+    space, held = method.PublicSpace(nodes[:20], truth[:20]).split(nodes, 0.2, seed=0)
     model, alone = Recorder(own), Recorder(own)
     for rounds in (range(1, 3), range(3, 4)):
-        learn_beside(model, nodes, space, rounds)
+        method.learn_beside(model, nodes, space, rounds)
     assert [(number, targets is None) for number, _, targets in model.told] == [
         (1, True), (2, False), (3, False)
     ]  # fmt: skip
     for _, rows, targets in model.told[1:]:
         np.testing.assert_allclose(targets, own[rows], atol=1e-5)
         assert set(rows) == set(space.nodes) and not set(rows) & set(held.nodes)
-    learn_beside(alone, nodes, None, range(1, 3))
+    method.learn_beside(alone, nodes, None, range(1, 3))
     assert [(rows.size, targets) for _, rows, targets in alone.told] == [(0, None)] * 2
 
 
@@ -367,7 +360,7 @@ def test_a_new_graphs_private_nodes_are_classified_by_another_clients_labels(wor
     graph = new_graph_of()
     if words:
         graph = new_graph_of(n_id=None, identity=[f"p{one}" for one in graph.values["n_id"]])
-    beside = join_graph(run_of(config), graph)
+    beside = method.join_graph(run_of(config), graph)
     y, _ = communities(0)
     assert beside.client == 2 and beside.joined.common == 32
     assert beside.joined.precision[10] > 0.9  # of eight
@@ -392,4 +385,4 @@ def test_what_cannot_join_is_refused(
 ) -> None:
     config = load_config("ppfl/cora-linqs-deepwalk", [*DEEPWALK, "rounds=1", *settings])
     with pytest.raises((DataError, OutputError), match=message):
-        join_graph(run_of(config, **run), new_graph_of(**graph))
+        method.join_graph(run_of(config, **run), new_graph_of(**graph))

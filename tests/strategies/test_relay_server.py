@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
-from flwr.clientapp.mod import LocalDpMod
 from graph_helpers import CLASSES, FEATURES, Outcome, small_graph
 from relay_helpers import asked_users, client_app, run, same_weights, strategy_for
 from torch import Tensor, nn
@@ -67,19 +66,6 @@ class Echo(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return x * self.scale
-
-
-def test_accuracy_by_hand():
-    data = small_graph()
-    data.val_mask = torch.zeros(N, dtype=torch.bool)
-    del data.test_mask
-    server = relay(Echo(), data)
-    logits = functional.one_hot(data.y, C).float()
-    logits[[1, 3, 4]] = logits[[1, 3, 4]].roll(1, dims=1)  # wrong: one of them to train
-    server.receive(torch.arange(N), logits)
-    accuracy = server.accuracy()
-    assert accuracy["train"] == pytest.approx(5 / 6)
-    assert math.isnan(accuracy["val"]) and math.isnan(accuracy["test"])
 
 
 def test_a_graph_without_a_training_node_is_refused():
@@ -264,17 +250,6 @@ def test_train_config_travels_and_stays_the_callers() -> None:
     assert dict(given) == {"note": "hello", "server-round": 99}
     sent = [entries_of(one.request) for one in of_kind(grid.exchanges, "train")]
     assert [(c["note"], c["server-round"]) for c in sent] == [("hello", 1), ("hello", 2)]
-
-
-def test_local_dp_mod_clips_all_users_of_a_supernode_as_one() -> None:
-    data = small_graph()
-    mod = LocalDpMod(clipping_norm=1.0, sensitivity=0.01, epsilon=10.0, delta=1e-5)
-    grid = InProcessGrid(client_app(data, train_mods=[mod]), num_supernodes=1)
-    outcome, first = run(data, grid=grid, rounds=1), run(data, rounds=1).weights["latent"]
-    assert (outcome.reports[0].answered, outcome.reports[0].rejected) == (12, [])
-    clipped = outcome.weights["latent"]
-    assert first.norm() > 1.5 and clipped.norm() == pytest.approx(1.0, abs=0.2)
-    assert not torch.equal(clipped, first / first.norm())
 
 
 @pytest.mark.parametrize(

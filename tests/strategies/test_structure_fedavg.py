@@ -37,15 +37,9 @@ from flower_graph.ops.graph_learner import edge_agreement
 from flower_graph.outputs.build import build_module, form_of
 from flower_graph.outputs.files import SavedModels
 from flower_graph.rng import generator
+from flower_graph.strategies.fedgls import modules
 from flower_graph.strategies.fedgls.config import FEDGLS, StructureSettings
 from flower_graph.strategies.fedgls.method import METHOD
-from flower_graph.strategies.fedgls.modules import (
-    LEARNER,
-    StructureModel,
-    draw_learner,
-    first_model,
-    predict,
-)
 from flower_graph.strategies.fedgls.strategy import StructureClient
 
 ROUNDS = 3
@@ -233,7 +227,7 @@ def test_nothing_of_the_graph_learner_leaves_its_client() -> None:
         if message.metadata.message_type != "query":  # nobody has learnt anything yet
             for one in cohort_of(context):
                 state = one.module.state_dict()
-                parts = [state[name] for name in state if name.startswith(LEARNER)]
+                parts = [state[name] for name in state if name.startswith(modules.LEARNER)]
                 learned.extend(part.clone().flatten().numpy() for part in parts)
         return reply
 
@@ -292,7 +286,7 @@ def test_a_step_holds_no_matrix_of_nodes_times_nodes(encoder: str) -> None:
     n, f = 4000, 12
     own = settings_of(graph={"encoder": encoder})._replace(num_features=f)
     x = torch.rand(n, f, generator=torch.Generator().manual_seed(1))
-    model = first_model(own).on(x * (x > 0.5), None)
+    model = modules.first_model(own).on(x * (x > 0.5), None)
     model.logits()
     with Largest() as largest:
         model.contrast()[0].sum().backward()
@@ -310,7 +304,7 @@ def trained(
     for _ in range(3):
         federation.train()
         federation.average()
-    forms = [form_of(one.module, StructureModel, one.graph.client) for one in cohort]
+    forms = [form_of(one.module, modules.StructureModel, one.graph.client) for one in cohort]
     return SavedModels.join(forms), federation
 
 
@@ -333,7 +327,7 @@ LEARNERS: list[dict[str, Any]] = [
 )
 def test_saved_models_compute_what_the_clients_do(method: str, learner: dict[str, Any]) -> None:
     (cohort,) = run(settings_of(method, graph=learner), supernodes=1).cohorts
-    forms = [form_of(one.module, StructureModel, one.graph.client) for one in cohort]
+    forms = [form_of(one.module, modules.StructureModel, one.graph.client) for one in cohort]
     with torch.no_grad(), cohort.learners([20, 21, 22, 23, 24, 25]) as (group,):
         logits = group.module.logits().split([len(graph.y) for graph in toy_clients()])
     for form, graph, wanted in zip(forms, toy_clients(), logits, strict=True):
@@ -347,7 +341,7 @@ def test_a_mean_is_there_once_and_phi_for_each_client() -> None:
     assert {*form.shared} == {"gnn-first", "gnn-rest", "encoder-first", "encoder-rest"}
     assert {*form.own} == {"learner-first"}
     # Nobody has the last feature: its row is the first one
-    assert torch.equal(form.shared["gnn-first"][-1], first_model(SETTINGS)["gnn-first"][-1])
+    assert torch.equal(form.shared["gnn-first"][-1], modules.first_model(SETTINGS)["gnn-first"][-1])
     phi = form.state_dict(24)["learner-first"]
     assert torch.equal(phi[[0, -1]], torch.ones(2, 2)) and bool((phi[1:-1] != 1).all())
 
@@ -367,11 +361,11 @@ def test_a_newcomer_is_a_client_with_the_runs_models(method: str, edges: bool) -
     settings = settings_of(method)
     (form,), federation = trained(settings, toy_clients()[1:])
     model = build_module(form)
-    assert isinstance(model, StructureModel)
-    draw_learner(model, settings.graph, 0)
+    assert isinstance(model, modules.StructureModel)
+    modules.draw_learner(model, settings.graph, 0)
     if method == "fed-gnn" and not edges:
         with pytest.raises(DataError):
-            predict(model, given(edges=edges), STEPS)
+            modules.predict(model, given(edges=edges), STEPS)
         return
     graph = NEW if edges else replace(NEW, edge_index=None, hidden_edges=NEW.edge_index)
     (client,) = plain_federation(settings, [graph]).clients
@@ -379,7 +373,7 @@ def test_a_newcomer_is_a_client_with_the_runs_models(method: str, edges: bool) -
     for _ in range(STEPS if client.learner is not None else 0):
         client.learn()
     wanted = client.nets[0](client.x, client.adjacency).detach()
-    close(predict(model, given(edges=edges), STEPS), wanted, atol=2e-5)
+    close(modules.predict(model, given(edges=edges), STEPS), wanted, atol=2e-5)
 
 
 def test_whose_model_it_is_is_known_where_there_is_one() -> None:
@@ -392,21 +386,21 @@ def test_whose_model_it_is_is_known_where_there_is_one() -> None:
     )
     ones = METHOD.predict(config, found, graph, None)
     model = build_module(form, 21)
-    assert isinstance(model, StructureModel)
-    close(ones, predict(model, graph).softmax(1))
+    assert isinstance(model, modules.StructureModel)
+    close(ones, modules.predict(model, graph).softmax(1))
     found.all_saved, found.clients = lambda: [form], [0, 1]
     assert not torch.allclose(ones, METHOD.predict(config, found, graph, None), atol=1e-4)
 
 
 def test_what_a_graph_lacks_is_said() -> None:
-    model = first_model(SETTINGS)
+    model = modules.first_model(SETTINGS)
     few = NewGraph(torch.eye(2, 8), None, torch.full((2,), -1))
     with pytest.raises(DataError, match="2 nodes"):
-        predict(model, few)
+        modules.predict(model, few)
     own = settings_of("fed-gnn-mlp")
     with_edges = [graph for graph in toy_clients()[1:] if not graph.is_graphless]
     (form,), _ = trained(own, with_edges)
     without_mlp = build_module(form)
-    assert isinstance(without_mlp, StructureModel)
+    assert isinstance(without_mlp, modules.StructureModel)
     with pytest.raises(OutputError):
-        predict(without_mlp, given(edges=False))
+        modules.predict(without_mlp, given(edges=False))
