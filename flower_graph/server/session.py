@@ -128,11 +128,9 @@ class Membership:
         self.forget(old)
 
     def enrolled(self, node: int, answer: Answered) -> None:
-        """Record a newcomer's weight, and warn if its clients begin anew."""
+        """Record what is known of a newcomer: here its weight."""
         if not answer.clients:
             LOG.warning("node %d names no clients: it takes part as one unknown client", node)
-        elif answer.handled == 0 and not self.absent.isdisjoint(answer.clients):
-            LOG.warning("node %d has no state of this run: its clients begin anew", node)
         if answer.most_examples is not None:
             self.examples[node] = answer.most_examples
 
@@ -277,6 +275,8 @@ class Membership:
             self.enrolled(node, answer)
         except MalformedReplyError as error:
             return str(error)
+        if answer.handled == 0 and not self.absent.isdisjoint(clients):
+            LOG.warning("node %d has lost its state: its clients begin anew", node)
         self.clients[node] = clients
         self._lost.pop(node, None)
         self.bound.update(zip(clients, repeat(node)))  # no set or dict of its own: clients are many

@@ -636,8 +636,6 @@ class EgoMembership(SumServer):
         if not is_renamed:
             self.aligner.enroll(node, answer.clients.tolist())
             self.has_new = True
-        if answer.handled == 0 and not self.absent.isdisjoint(answer.clients):
-            LOG.warning("node %d has lost its state: its clients begin anew", node)
 
     def forget(self, node: int) -> None:
         self.aligner.forget(self.clients[node])

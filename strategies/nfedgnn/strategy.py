@@ -416,10 +416,6 @@ class Layer(Membership):
     def form_of(self, answer: EnrolmentReply) -> list[int]:
         return answer.weight_shape
 
-    def enrolled(self, node: int, answer: EnrolmentReply) -> None:
-        if answer.handled == 0 and self.traffic[answer.users, ANSWERED].any():
-            LOG.warning("node %d has lost its state: its users begin anew", node)
-
     # A round
 
     def users_of(self, nodes: Iterable[int]) -> dict[int, IntArray]:
@@ -497,7 +493,6 @@ class OwnLayer(Layer):
         self.has_average = np.zeros(count, np.int64)  # round of the mean each user has
 
     def enrolled(self, node: int, answer: EnrolmentReply) -> None:
-        super().enrolled(node, answer)
         if answer.handled == 0:
             # Gradients belong to weights that are no more; averaged weights are sent again.
             self.gradient_round[answer.users] = self.has_average[answer.users] = 0
@@ -665,7 +660,6 @@ class CommonLayer(Layer):
         return f"it stopped {MOST_STOPPED} steps of all: left out until another SuperNode joins"
 
     def enrolled(self, node: int, answer: EnrolmentReply) -> None:
-        super().enrolled(node, answer)
         self.stopped.clear()
         self.at[node] = answer.layer_round or 0
         if answer.key is not None:

@@ -39,7 +39,6 @@ Steps 2 and 3 are ``PublicNodeClient``'s. Its model is any ``EmbeddingModel``: s
 nodes and can take targets.
 """
 
-import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -98,7 +97,6 @@ from flower_graph.wire.counts import added, as_counts, counts_size
 from flower_graph.wire.exchange import Rejected, Replies
 from flower_graph.wire.ledger import reply_bytes
 
-LOG = logging.getLogger(__name__)
 MEASURED_PAIRS = 12  # ordered pairs whose alignment is measured in a round: all, up to 4 clients
 TRIED_PAIRS = 1000  # of these some may share no node; all, up to 32 clients
 LEARNT_FROM = 2  # sums before clients learn from the mean
@@ -152,12 +150,9 @@ class PublicMembership(Membership):
         return super().refusal(answer)
 
     def enrolled(self, node: int, answer: EmbeddingEnrolment) -> None:
-        lost = sorted(self.begun.keys() & set(answer.clients)) if answer.handled == 0 else []
-        for client in lost:
+        for client in answer.clients if answer.handled == 0 else ():
             for kept in (self.begun, self.embeddings, self.targets):
                 kept.pop(client, None)
-        if lost:
-            LOG.warning("node %d has lost its state: clients %s begin anew", node, lost)
         self.ids |= answer.held
 
 
