@@ -516,7 +516,7 @@ def as_record(*parts: Message | Mapping[str, Any]) -> RecordDict:
     content, entries = RecordDict(), dict[str, Any]()
     for part in parts:
         content.update(part.to_record() if isinstance(part, Message) else {})
-        entries |= part.to_config() if isinstance(part, Message) else part
+        entries.update(content.pop(keys.CONFIG) if isinstance(part, Message) else part)
     content[keys.CONFIG] = ConfigRecord(entries)
     return content
 
