@@ -4,13 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federation import ALL, Federation
+from federation import ALL
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 from public_helpers import make_grid, still_member
 
-from flower_graph.apps.run import client_app
-from flower_graph.method.registry import method_of
 from flower_graph.ops import orthogonal_procrustes
 from flower_graph.strategies.ppfl.client import first_points
 from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment, SecureConsensus
@@ -20,12 +18,9 @@ Exchanged = dict[int, tuple[RecordDict, RecordDict]]  # by node: what it was sen
 
 def rounds_of(name: str, supernodes: int) -> list[Exchanged]:
     """Run a method for two rounds; give what its clients were sent and answered in training."""
-    config = ALL[name].load()
-    grid = Federation(client_app(config, None), num_supernodes=supernodes)
-    method_of(config).build_strategy(config, None).start(grid, num_rounds=2, timeout=5.0)
     trained = [
         (sent.metadata.dst_node_id, (sent.content, reply.content))
-        for sent, reply in grid.exchanged
+        for sent, reply in ALL[name].whole("rounds=2", supernodes=supernodes).grid.exchanged
         if sent.metadata.message_type == "train"
     ]
     return [dict(trained[at : at + supernodes]) for at in range(0, len(trained), supernodes)]
