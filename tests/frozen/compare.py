@@ -1,6 +1,6 @@
 """Compare what runs give with what is frozen in ``frozen.json.xz``, or with another checkout.
 
-    python tests/frozen/compare.py [--against CHECKOUT] [--write] [--ray] [--only REGEX]
+    python tests/frozen/compare.py [--against CHECKOUT] [--write] [--only REGEX]
 
 All runs of a tree (``runs.py``) are done in one child process, which enters the project only by
 its command line, so that it works on both sides of a refactoring. Against the file, floats may
@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from runs import DECIDED_BY_ROUNDING, Run, in_process, on_ray
+from runs import DECIDED_BY_ROUNDING, Run, in_process
 
 TREE = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).resolve().with_name("frozen.json.xz")
@@ -56,7 +56,7 @@ def child(names: Sequence[str], out: Path) -> None:
     assert Path(found.__file__ or "").resolve().is_relative_to(tree.resolve()), found.__file__
     given = dict[str, Any]()
     _settle()
-    for run in [*in_process(), *on_ray()]:
+    for run in in_process():
         if run.name in names:
             with tempfile.TemporaryDirectory(prefix="frozen-") as folder:
                 main = getattr(found, function)
@@ -214,7 +214,7 @@ def differences(old: Any, new: Any, *, tolerance: float, place: str = "") -> Ite
 
 def write(given: dict[str, Any]) -> None:
     """Put runs into the file, in the place of those of the same names; drop runs that are gone."""
-    known, frozen = [run.name for run in [*in_process(), *on_ray()]], {**read(), **given}
+    known, frozen = [run.name for run in in_process()], {**read(), **given}
     frozen = {name: frozen[name] for name in known if name in frozen}
     FILE.write_bytes(lzma.compress(json.dumps(_for_file(frozen)).encode()))
 
@@ -250,7 +250,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--against", type=Path, help="another checkout, compared to the bit")
     parser.add_argument("--write", action="store_true", help="freeze anew")
-    parser.add_argument("--ray", action="store_true", help="the runs on Ray, and only these")
     parser.add_argument(
         "--only", default="", help="runs whose name has this (a regular expression)"
     )
@@ -259,8 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.child is not None:
         child(sys.stdin.read().splitlines(), args.child)
         return 0
-    every = on_ray() if args.ray else in_process()
-    runs = [run for run in every if re.search(args.only, run.name)]
+    runs = [run for run in in_process() if re.search(args.only, run.name)]
     if args.write:
         write(collect(TREE, runs))
         print(f"{len(runs)} runs frozen")

@@ -79,7 +79,7 @@ METHODS = {
 # says which of them a learnt graph or one of nearest neighbours joins. Krum takes one of clients
 # that are about equally near, and an attack's precision depends on an order.
 DECIDED_BY_ROUNDING = re.compile(
-    r"^(ray/)?fedgls(?!/(fed-gnn$|fed-gnn-(central|participation|resumed)|none-graphless"
+    r"^fedgls(?!/(fed-gnn$|fed-gnn-(central|participation|resumed)|none-graphless"
     r"|fed-mlp|fed-gnn-mlp|fedproto|partition|show))|krum|/audit$"
 )
 WHO = {"one-supernode": "", "participation": HALF, "resumed": "", "resumed-participation": HALF}
@@ -290,14 +290,3 @@ def in_process() -> list[Run]:
     """Give all runs on the in-process engine."""
     methods = [*_nfedgnn(), *_fedscem(), *_ego_baselines(), *_fedgls(), *_ppfl(), *_personal()]
     return [*methods, *_other_commands()]
-
-
-def on_ray() -> list[Run]:
-    """Give a run of each method, but those of few lines, through Flower's simulation engine."""
-    # Two SuperNodes each, but where each client needs its own
-    return [
-        Run(f"ray/{method}", "run", config, (*small, "rounds=2"), ("--engine", "flwr"),
-            2 if method in ATTACKED else nodes)
-        for method, (config, small, nodes) in METHODS.items()
-        if method not in COMPARED
-    ]  # fmt: skip
