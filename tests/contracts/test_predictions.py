@@ -219,16 +219,6 @@ def test_metrics_are_those_of_all_predictions_together(name: str, tmp_path: Path
         assert all(0 <= one.scores["auc"]["test"] <= 1 for one in reports)
 
 
-@pytest.mark.parametrize("name", tried(ALL, fast=["fedpub"]))
-def test_nothing_is_counted_unless_it_is_asked_for(name: str, tmp_path: Path) -> None:
-    done = ALL[name].run(tmp_path / "run", "rounds=1")
-    assert "scores" not in (done.out / "metrics.jsonl").read_text(encoding="utf-8")
-    for pair in done.grid.exchanged:
-        for message in pair:
-            keys = {k for record in message.content.values() for k in record}
-            assert not keys & {"counting", "counts"}
-
-
 def test_impossible_metrics_are_refused() -> None:
     private = ["metrics=[macro-f1]", "privacy.epsilon=8"]
     for words in (["metrics=[]"], ["metrics=[accuracy,accuracy]"], ["metrics=[f1]"], private):
