@@ -23,7 +23,7 @@ from typing import Any
 
 import ray
 from flwr.app import Context, Message, RecordDict
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flower_graph.client.home import Home
@@ -52,8 +52,6 @@ Actor = Any  # a handle of one of Ray's, which gives its methods no types
 GPUS = "resident-num-gpus"  # of the run config
 OUT = "output-dir"  # of the run config
 POLL = 0.02  # seconds between two looks whether Flower has started Ray
-RESTART = 60.0  # seconds at most that a worker may take to start again
-LOOK = 0.2  # seconds between two looks whether it has
 LOST = "the process that keeps its clients died, or its machine did"
 
 
@@ -110,7 +108,10 @@ class RayHome:
     workers: int
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Have the SuperNode's worker answer. If the worker dies, the clients' state is lost.
+        """Have the SuperNode's worker answer; if it dies, the clients' state is lost.
+
+        Ray starts the worker again and hands it the message once more, so that its SuperNodes miss
+        this message alone.
 
         Raises
         ------
@@ -119,14 +120,14 @@ class RayHome:
         """
         number = int(str(context.node_config[PARTITION])) % self.workers
         worker = _worker(context.run_id, number)
+        answer: tuple[Message, RecordDict]
         try:
-            answer: tuple[Message, RecordDict] = ray.get(worker.answer.remote(message, context))
+            answer = ray.get(worker.answer.remote(message, context))
         except RayTaskError as error:
             raise error.cause from error
         except RayActorError as error:
             LOG.warning("%s: %s", LOST, error)
-            why = "" if _starts_again(worker) else f": {error}"
-            return lost_reply(StateLostError(LOST + why), message)
+            return lost_reply(StateLostError(f"{LOST}: {error}"), message)
         reply, context.state = answer
         return reply
 
@@ -141,20 +142,6 @@ def workers_of(run_id: int) -> int:
     """Count a run's workers; 0 if the ServerApp is not this project's."""
     actors = ray.util.list_named_actors(all_namespaces=True)
     return sum(one["namespace"] == name_of(run_id) for one in actors)
-
-
-def _starts_again(worker: Actor) -> bool:
-    """Wait until a worker has restarted, so that its SuperNodes miss one message only."""
-    end = time.monotonic() + RESTART
-    while time.monotonic() < end:
-        try:
-            ray.get(worker.__ray_ready__.remote(), timeout=RESTART)
-            return True
-        except (ActorUnavailableError, GetTimeoutError):
-            time.sleep(LOOK)
-        except RayActorError:  # it cannot be started
-            break
-    return False
 
 
 @cache
@@ -199,7 +186,8 @@ def _actor(kind: type, machine: str, soft: bool = True, /, **more: object) -> Ac
     placed = NodeAffinitySchedulingStrategy(machine, soft=soft)
     actor: Actor = ray.remote(kind)
     # Ray draws the machine of an actor that asks for nothing: so each asks for a byte of memory
-    return actor.options(num_cpus=0, memory=1, max_restarts=-1, scheduling_strategy=placed, **more)
+    how = {"num_cpus": 0, "memory": 1, "max_restarts": -1, "max_task_retries": 1}
+    return actor.options(scheduling_strategy=placed, **how, **more)
 
 
 def _places(gpus: float) -> list[str]:
