@@ -117,7 +117,8 @@ def test_a_message_goes_to_the_worker_that_keeps_its_clients(tmp_path: Path) -> 
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    workers, until = done.stdout.split()[1:], time.monotonic() + 30  # Ray ends them, and later
+    workers = done.stdout.splitlines()[-1].split()[1:]  # Ray tells of tasks before
+    until = time.monotonic() + 30  # Ray ends them, and later
     while any(Path(f"/proc/{worker}").exists() for worker in workers):
         assert time.monotonic() < until, workers
         time.sleep(0.1)
