@@ -110,15 +110,13 @@ def test_a_message_that_fails_or_is_not_saved_changes_nothing(
     assert send(context_of(tmp_path)) == 2, "as if these messages had never come"
 
 
-@pytest.mark.parametrize("change", ["one bit", "cut", "empty"])
-def test_a_damaged_file_is_named(tmp_path: Path, change: str) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     context = context_of(tmp_path, **{"partition-id": 5})
     send(context)
     file = state_file(context)
     assert file is not None
     data = file.read_bytes()
-    changed = {"one bit": data[:-9] + bytes([data[-9] ^ 1]) + data[-8:], "cut": data[:-1]}
-    file.write_bytes(changed.get(change, b""))
+    file.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
     with pytest.raises(StateLostError, match=r"client 5: .*5\.state"):
         send(context_of(tmp_path, **{"partition-id": 5}))
 

@@ -76,17 +76,6 @@ def group_of(egos: Sequence[ClientGraph], settings: EgoSettings = SETTINGS) -> E
     return EgoGroup(cohort.group(cohort.clients), settings)
 
 
-def test_all_clients_start_alike_as_pyg_does() -> None:
-    start = start_of()
-    bound = (6 / (FEATURES + HIDDEN)) ** 0.5
-    assert first_model(SETTINGS).gnn.first.weight.abs().max() <= bound
-    cohort = EgoCohort(toy_egos(), SETTINGS)
-    for client in cohort.clients:
-        module = cohort.alone(client).module
-        assert torch.equal(torch.cat([p.flatten() for p in module.parameters()]), start)
-    assert not torch.equal(start_of(replace(SETTINGS, seed=4)), start)
-
-
 def test_a_choice_is_these_clients_alone_and_leaves_the_others() -> None:
     egos = toy_egos()
     cohort, alone = EgoCohort(egos, SETTINGS), EgoCohort([egos[1], egos[5], egos[8]], SETTINGS)

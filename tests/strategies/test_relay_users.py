@@ -27,32 +27,7 @@ from flower_graph.strategies.nfedgnn.attack import Step
 from flower_graph.strategies.nfedgnn.client import EnrolmentRequest, NodeClient, RelayRequest
 from flower_graph.strategies.nfedgnn.users import LinearCohort, UserSettings, shared_linear_weight
 
-N, F, H = 12, 7, 3
-SETTINGS, RATE = UserSettings(H, False, 0.01, 5, "holders"), 0.1
-
-
-def features() -> Tensor:
-    """Make sparse features of which user 3 has none and feature 0 belongs to nobody."""
-    draw = torch.Generator().manual_seed(1)
-    x = torch.randn(N, F, generator=draw) * (torch.rand(N, F, generator=draw) < 0.5)
-    x[3], x[:, 0] = 0, 0
-    return x
-
-
-def test_all_users_start_from_one_seeded_matrix():
-    state = torch.random.get_rng_state()
-    shared = shared_linear_weight(F, SETTINGS._replace(bias=True))
-    assert torch.equal(torch.random.get_rng_state(), state), "the global generator was used"
-    assert shared.shape == (F + 1, H)
-    assert (shared[F] == 0).all()
-    assert shared.abs().max() <= (6 / (F + H)) ** 0.5  # Glorot
-    assert torch.equal(shared[:F], shared_linear_weight(F, SETTINGS))
-    assert not torch.equal(shared[:F], shared_linear_weight(F, SETTINGS._replace(seed=6)))
-    cohort = LinearCohort(pack(features()), SETTINGS)
-    cohort.hold(cohort.start())
-    torch.testing.assert_close(cohort.forward(None), features() @ shared[:F])
-
-
+RATE = 0.1
 HERE = UserSettings(2, True, 0.01, 5, "holders")
 X = torch.tensor([[1.0, 0, 2], [0, 0, 0], [0, 3, 1], [4, 0, 0]])
 EVERYBODY = [7, 2, 9, 4]
