@@ -170,6 +170,8 @@ class GraphMethod(Method[C, S]):
     """A method each of whose clients holds a ``ClientGraph``."""
 
     client, clients = "graph", "graphs"
+    identified = False
+    """Whether nodes have identities, by which clients know that they hold the same node."""
 
     def graphless_ratio(self, config: C) -> float:
         """Return the share of clients without edges, for the default ``load_graphs``."""
@@ -186,9 +188,11 @@ class GraphMethod(Method[C, S]):
         folder, how = clients_path(config.data), settings.partition
         ratio = self.graphless_ratio(config)
         if folder is not None:
-            return load_folder(folder, how, config.seed, ReadOptions.of(config), ratio)
+            given = ReadOptions.of(config)
+            return load_folder(folder, how, config.seed, given, ratio, identified=self.identified)
         graph = cached_data(config)
-        return Clients.cut(partition_graph(graph, how, ratio, config.seed), graph)
+        cut = partition_graph(graph, how, ratio, config.seed)
+        return Clients.cut(cut, graph, is_identified=self.identified)
 
     def graphs(self, config: C) -> list[ClientGraph]:
         """Load the graphs of all clients, once a process, ordered by the clients' numbers."""

@@ -15,12 +15,8 @@ from flower_graph.client.trust import trust_of
 from flower_graph.config.common import checkpoint_settings
 from flower_graph.config.rules import require
 from flower_graph.data.description import NewGraph
-from flower_graph.data.features import ReadOptions
-from flower_graph.data.folders.client_folder import Clients, clients_path, load_folder
 from flower_graph.data.folders.party import RunFolder
 from flower_graph.data.graph import ClientGraph
-from flower_graph.data.partition.client_graphs import partition_graph
-from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.flower_compat import Mod, NumPyClient
 from flower_graph.method import GraphMethod
@@ -70,6 +66,7 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
     name = APP
     schema = FedSCemConfig
     client, clients = "ego-network", "ego-networks"
+    identified = True
     heterophily = (
         "FedSCem's GCN smooths over edges: at homophily 0.1 it gained over training alone, to 0.32 "
         "where logistic regression on good features has 0.84 (`flower-graph docs results/heat-map`)"
@@ -107,15 +104,9 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
         return EgoNetworkClient(context, egos, settings, **how, hiding=hiding, trust=trust)
 
     def load_graphs(self, config: FedSCemConfig) -> list[ClientGraph]:
-        path, how = clients_path(config.data), config.partition
-        if path is None:
-            whole = cached_data(config)
-            egos = partition_graph(whole, how, 0.0, config.seed)
-            return Clients.cut(egos, whole, is_identified=True)
-        given = ReadOptions.of(config.data)
-        egos = load_folder(path, how, config.seed, given, identified=True)
+        egos = super().load_graphs(config)
         if len(egos) < 2 and config.masks_sums:
-            raise ConfigError(f"data.name: {str(path)!r} has 1 client; a masked sum needs 2")
+            raise ConfigError(f"data.name: {config.data.name!r} has 1 client; a masked sum needs 2")
         return egos
 
     def train_mods(self, config: FedSCemConfig) -> list[Mod]:
