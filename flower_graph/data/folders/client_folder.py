@@ -13,7 +13,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,10 +42,8 @@ from flower_graph.data.graph import (
     PARTS,
     ClientGraph,
     Graph,
-    called,
     check_roles,
     joined_edges,
-    joined_masks,
     node_numbers,
     picked,
     stratified_split,
@@ -372,35 +369,31 @@ def _with_roles(
     seed: int,
 ) -> list[ClientGraph]:
     """Draw a role for each node of clients without masks, the same at all clients that hold it."""
-    every, place = ids.unique(return_inverse=True)
-    sizes, labels = [len(graph.y) for graph in graphs], torch.cat([graph.y for graph in graphs])
-    masks = torch.stack([mask for mask in joined_masks(graphs).values()])
-    given = torch.where(masks.any(0), masks.int().argmax(0), -1)
-    owner = torch.arange(len(files)).repeat_interleave(torch.tensor(sizes))
-    is_drawn = torch.tensor([not file.has_masks for file in files])[owner]
-
-    def first(rows: Tensor, values: Tensor) -> Tensor:
-        """Return the value of the first of some rows that each node has; -1 without any."""
-        found = np.full(len(every), -1)
-        found[place[rows].flip(0).numpy()] = values[rows].flip(0).numpy()  # the last one counts
-        return torch.from_numpy(found)
-
-    role = first(given >= 0, given)
-    if (clash := (given >= 0) & (given != role[place])).any():
-        row = int(clash.nonzero()[0])
-        node = called(graphs)[row] if graphs[0].called else int(ids[row])
-        both = f"{ROLES[int(given[row])]}, and {ROLES[int(role[place[row]])]} at an earlier client"
-        raise DataError(f"{files[int(owner[row])].where}: node {node!r} has two roles: {both}")
-    y = first(is_drawn & (labels >= 0), labels).where(role < 0, torch.tensor(-1))
-    for number, mask in enumerate(stratified_split(y, ratios, generator=generator(seed, "roles"))):
-        role[mask] = number
-    roles = zip(files, graphs, role[place].split(sizes), strict=True)
-    return [
-        graph
-        if file.has_masks
-        else graph.with_masks((own == part) & (graph.y >= 0) for part in range(len(PARTS)))
-        for file, graph, own in roles
-    ]
+    role, label = dict[int, int](), dict[int, int]()
+    sizes = [len(graph.y) for graph in graphs]
+    clients = [*zip(files, graphs, map(Tensor.tolist, ids.split(sizes)), strict=True)]
+    for file, graph, nodes in clients:
+        for part, mask in enumerate(graph.masks.values()):
+            for row in mask.nonzero().flatten().tolist():
+                if (other := role.setdefault(nodes[row], part)) != part:
+                    node = graph.called[row] if graph.called else nodes[row]
+                    both = f"{ROLES[part]}, and {ROLES[other]} at an earlier client"
+                    raise DataError(f"{file.where}: node {node!r} has two roles: {both}")
+    for file, graph, nodes in clients:
+        for node, y in zip(nodes, graph.y.tolist(), strict=True):
+            if y >= 0 and node not in role and not file.has_masks:
+                label.setdefault(node, y)
+    drawn, rng = sorted(label), generator(seed, "roles")
+    y = torch.tensor([label[node] for node in drawn]).long()
+    for part, mask in enumerate(stratified_split(y, ratios, generator=rng)):
+        role |= {drawn[place]: part for place in mask.nonzero().flatten().tolist()}
+    result = list[ClientGraph]()
+    for file, graph, nodes in clients:
+        if not file.has_masks:
+            own = torch.tensor([role.get(node, -1) for node in nodes])
+            graph = graph.with_masks((own == part) & (graph.y >= 0) for part in range(len(PARTS)))
+        result.append(graph)
+    return result
 
 
 # Files of clients ---------------------------------------------------------------------------------
