@@ -98,8 +98,7 @@ def _write_folders(
     clients = data.server.num_clients
     count = clients if supernodes is None else supernodes
     if count > MOST_FOLDERS:
-        few = "--supernodes N deals the clients to fewer"
-        return f"none: {count:,} are more than {MOST_FOLDERS:,}; {few}"
+        return f"none: {count:,} are more than {MOST_FOLDERS:,}; --supernodes N makes fewer"
     write_run(out, deciding_settings(to_dict(config)), data, count)
     return f"1 for the server, {count:,} for {clients:,} clients{cuts[0].note}"
 

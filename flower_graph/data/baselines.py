@@ -196,8 +196,7 @@ def _regression(pool: Pool) -> Tree:
     if work > LARGEST:
         count = whole * LARGEST // work
         if count < FEWEST * classes.numel():
-            why = f"{used:,} non-zero features of training nodes and {classes.numel()} classes"
-            return _skipped(f"too large: {why}")
+            return _skipped(f"too large: {used:,} non-zero features, {classes.numel()} classes")
         drawn = torch.randperm(whole, generator=generator(0, "regression-sample"))[:count]
         chosen = train.nonzero().flatten()[drawn]
         train = torch.zeros_like(train).index_fill(0, chosen, True)

@@ -257,8 +257,7 @@ def read_features(
     """
     given = as_tensor("x", x)
     if given.dim() != 2 or given.is_complex():
-        shown = f"dtype {given.dtype}" if given.is_complex() else f"shape {list(given.shape)}"
-        raise DataError(f"x has {shown}: must be real numbers [nodes, features]")
+        raise unfit("x", given, "real numbers [nodes, features]")
     if given.layout != torch.strided:
         advice = "They are sparse, and would be made dense: use fewer of them."
         check_dense_size(given.size(0), given.size(1), advice)
@@ -510,11 +509,9 @@ def number_classes(
     notes = without if labelled < count else []
     if declared is None:
         if len(names) > MOST_CLASSES:
-            why = f"above {MOST_CLASSES}: task=values learns numbers"
-            raise DataError(f"y has {len(names)} labels, {why}")
+            raise DataError(f"y has {len(names)} labels, at most {MOST_CLASSES}; or task=values")
         if len(names) == labelled > CAPTIONS:
-            why = "all different: data.label names the classes"
-            raise DataError(f"y has {len(names)} labels, {why}")
+            raise DataError(f"y has {len(names)} labels, all different: set data.label")
         if are_numbers and int(values[-1]) == len(values) - 1:
             return Labels(numbers, len(values), None, notes)
     elif are_numbers:

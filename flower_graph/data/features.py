@@ -132,8 +132,7 @@ def align(x: Tensor, own: Columns, common: Columns) -> Tensor:
         return x
     mine, known, found = own.words, common.words, list[Tensor]()
     for name in sorted({*mine} ^ {*known}):
-        problem = "is missing here" if name in known else "is not among the others'"
-        raise DataError(f"column {name} {problem}; they are {', '.join(known)}")
+        raise DataError(f"column {name} is missing here or elsewhere; must be {', '.join(known)}")
     for name, word in own:
         if word is not None and word not in known[name]:
             allowed = f"one of {', '.join(known[name])}" if known[name] else "a number"

@@ -116,8 +116,7 @@ def _check(status: os.stat_result, path: Path) -> None:
     """Refuse anything but the user's own folders and files without a second name."""
     is_file = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
     if status.st_uid != os.geteuid() or not (is_file or stat.S_ISDIR(status.st_mode)):
-        why = "is another user's, no regular file, or has a second name"
-        raise OutputError(f"{path}: {why}; copy or remove it")
+        raise OutputError(f"{path}: is another user's, no regular file, or has a second name")
 
 
 def make_folder(folder: Path, mode: int = 0o777, *, may_exist: bool = True) -> None:

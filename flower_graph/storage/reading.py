@@ -86,8 +86,8 @@ def open_regular(path: Path | str, most: int) -> Iterator[BinaryIO]:
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
         if status.st_size > most:
-            size = f"{status.st_size:,} bytes"
-            raise OSError(errno.EFBIG, f"it has {size}, at most {most:,} are read", str(path))
+            size = f"it has {status.st_size:,} bytes, at most {most:,} are read"
+            raise OSError(errno.EFBIG, size, str(path))
         yield stream
 
 

@@ -221,9 +221,8 @@ def check_features(graph: ClientGraph) -> ClientGraph:
 def check_neighbours(graphs: Sequence[ClientGraph], k: int) -> None:
     """Check that every client whose graph is to be learnt has more than k nodes."""
     for graph in graphs:
-        allowed = f"below the {graph.y.numel()} nodes of client {graph.client}"
-        good = k < graph.y.numel() or not graph.is_graphless
-        require(good, "graph.neighbours", k, allowed)
+        good = k < (n := graph.y.numel()) or not graph.is_graphless
+        require(good, "graph.neighbours", k, f"below the {n} nodes of client {graph.client}")
 
 
 # Parts of a graph: int64 tensors of ascending node numbers, one a client --------------------------
@@ -298,8 +297,7 @@ def metis(neighbours: SortedEdges, clients: int, seed: int) -> list[Tensor]:
     options = pymetis.Options(seed=derive_seed(seed, "metis") % 2**31)
     part = torch.tensor(pymetis.part_graph(clients, lists, options=options)[1])
     if not torch.bincount(part, minlength=clients).all():
-        why = f"METIS left one without any of {neighbours.num_nodes} nodes"
-        raise DataError(f"partition.clients = {clients}: {why}")
+        raise DataError(f"partition.clients = {clients}: METIS left one without any node")
     return _nodes_of(part, clients)
 
 

@@ -161,8 +161,7 @@ def _read(config: DataConfig, seed: int, how: ReadOptions) -> Graph:
     is_pyg = path is None and name not in (LINQS, CSBM, *OGB)
     known = pyg_name(config.name) if is_pyg else PygName("", None)
     if config.split == GEOM_GCN and known.group not in GEOM_GCN_CLASSES:
-        only = f"only of {', '.join(GEOM_GCN_CLASSES)}"
-        raise DataError(f"data.split = {GEOM_GCN!r}: not of {config.name!r}: {only}")
+        raise DataError(f"data.split = {GEOM_GCN!r}: only of {', '.join(GEOM_GCN_CLASSES)}")
     if path is not None:
         return load_file(path, how)
     if how.targets:
@@ -175,8 +174,7 @@ def _read(config: DataConfig, seed: int, how: ReadOptions) -> Graph:
         own |= {key: getattr(config, key) for key in keys}
         sparse = how.sparse and not fits_dense(config.nodes, config.num_features)
         if sparse and config.features != AS_IS:
-            why = f"must be {AS_IS} of so many nodes"
-            raise DataError(f"data.features = {config.features!r}: {why}")
+            raise DataError(f"data.features = {config.features!r}: must be {AS_IS} if so large")
         return csbm(config.nodes, config.classes, **own, sparse=sparse)
     if name in OGB:
         return load_ogb(name, root=data_root(root))
@@ -287,11 +285,10 @@ def pyg_classes_allowed() -> AbstractContextManager[None]:
 def load_file(path: Path, how: ReadOptions = PLAIN) -> Graph:
     """Load one graph from a file, or from a folder with tables."""
     # The file may be untrusted: it is read with ``weights_only=True``, which executes nothing.
-    found, what = describe_file(path, how), f"file {path}"
+    found = describe_file(path, how)
     if found.values.get(CLIENT) is not None:
-        note = f"the nodes' {CLIENT} is ignored: the graph stays whole"
-        found.notes += (Caution(note),)
-    with saying(what):
+        found.notes += (Caution(f"the nodes' {CLIENT} is ignored: the graph stays whole"),)
+    with saying(found.where):
         return found.numbered()
 
 
@@ -347,8 +344,7 @@ def _read_saved(path: Path) -> dict[str, object]:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         held = f"it holds {named[1]}" if named else "it is empty, cut short or damaged"
         advice = "save a Data (of a HeteroData its to_homogeneous()) or a dict of tensors"
-        why = f"is not a graph that can be loaded safely: {held}; {advice}"
-        raise DataError(why) from error
+        raise DataError(f"is not a graph that can be loaded safely: {held}; {advice}") from error
     if not isinstance(content, dict):
         raise DataError(f"holds a {type(content).__name__}, not a Data or a dict")
     return {str(key): value for key, value in content.items()}
@@ -516,11 +512,9 @@ def _in_cache(
                 for path in raw_files(own) if root is not None else ():
                     copy_file(path, target / path.relative_to(own))
             if absent := [file for file in files if not file.exists()]:
+                what = f"data {name.label}: no {absent[0].name}; {len(absent)} of {len(files)}"
                 where = f"data.root or {ROOT_VARIABLE}, a folder with {raw.relative_to(folder)}"
-                lacking = f"no {absent[0].name}; {len(absent)} of {len(files)} files are missing in"
-                with downloading(
-                    f"data set {name.label!r}: {lacking} the data root ({where}): {root}."
-                ):
+                with downloading(f"{what} files are missing in the data root ({where}): {root}."):
                     cls.download(self)
             if not home:
                 # Without this file ogb takes the folder for an old release and asks what to do.

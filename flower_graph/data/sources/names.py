@@ -180,9 +180,8 @@ def pyg_name(name: str) -> PygName:
 def check_ending(path: Path) -> None:
     """Refuse a file that holds a graph in a form that is not read."""
     if path.is_file() and has_ending(path.name, *OTHER_FILES):
-        remedy = "networkx.write_graphml(graph, 'graph.graphml') saves one that is"
-        other = f"so does a folder with {NODES} and {EDGES}, which data.name names"
-        raise DataError(f"file {path}: is not read: {remedy}; {other}")
+        remedy = f"networkx.write_graphml saves one that is, or save {NODES} and {EDGES}"
+        raise DataError(f"file {path}: is not read: {remedy}")
 
 
 def absent(name: str, what: str = "file") -> DataError:

@@ -155,8 +155,7 @@ def _graph(
     if (splits := own.pop(SPLIT, None)) is not None:
         for row, split in enumerate(splits):
             if split is not None and split not in ROLES:
-                allowed = f"must be {', '.join(ROLES)} or empty"
-                raise nodes.wrong(row, "split", f"{split!r} {allowed}")
+                raise nodes.wrong(row, "split", f"{split!r} must be {', '.join(ROLES)} or empty")
         for part, role in zip(PARTS, ROLES, strict=True):
             values[part] = torch.tensor([split == role for split in splits])
     if roles.features:
