@@ -132,10 +132,8 @@ def client_baselines(graphs: Sequence[Graph | ClientGraph]) -> Figures:
     for name, is_own in ((MAJORITY, False), (OWN_MAJORITY, True)):
         # If nobody trains on labels, classifiers are trained on the tested nodes.
         trained = pool.guess("train", is_own=is_own)
-        result[name] = {}
-        for role in JUDGED:
-            guess = pool.guess(role, is_own=is_own) if trained is None else trained
-            result[name][role] = pool.accuracies(guess)[role]
+        own = {role: pool.guess(role, is_own=is_own) for role in JUDGED if trained is None}
+        result[name] = {role: pool.accuracies(own.get(role, trained))[role] for role in JUDGED}
     result |= {REGRESSION: _regression(pool), PROPAGATION: dict.fromkeys(JUDGED, math.nan)}
     if (train := pool.masks["train"]).any():
         classes, count = 1 + int(pool.train_y[train].max()), pool.edge_index.shape[1]
@@ -184,10 +182,14 @@ def _skipped(why: str) -> Tree:
 
 def _regression(pool: Pool) -> Tree:
     """Fit the regressions; choose the better of two strengths by validation."""
-    train, sampled = pool.masks["train"], dict[str, object]()
-    classes, fold = pool.train_y[train].unique(), _folds(pool)
+    train, node, sampled = pool.masks["train"], pool.node, dict[str, object]()
+    classes, fold = pool.train_y[train].unique(), torch.zeros_like(pool.owner)
     if not classes.numel():
         return _skipped("nobody has training nodes")
+    # Where nodes train at one client and are tested at another, they are divided, by number
+    tested = pool.masks["test"] | pool.masks["val"]
+    if node is not None and torch.isin(node[train], node[tested]).any():
+        fold = node % FOLDS
     folds, whole = 1 + int(fold.max()), int(train.sum())
     x = compact(pool.x.float())
     is_dense = x.layout == torch.strided
@@ -219,17 +221,6 @@ def _regression(pool: Pool) -> Tree:
                 weights = fit(rows, y[trained], classes.numel(), strength, start=weights)
                 guess[due] = scores(x, weights).argmax(1)[due]
     return pool.best([classes[guess] for guess in guesses]) | sampled
-
-
-def _folds(pool: Pool) -> Tensor:
-    """Return the fold of each node; all 0 if no node trains at one client and is tested at another.
-
-    The first node by name in the order of the clients goes to fold 0, the next to 1, and so on.
-    """
-    node, tested = pool.node, pool.masks["test"] | pool.masks["val"]
-    if node is None or not torch.isin(node[pool.masks["train"]], node[tested]).any():
-        return torch.zeros_like(pool.owner)
-    return node % FOLDS
 
 
 def _propagated(pool: Pool) -> list[Tensor]:

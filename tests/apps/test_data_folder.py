@@ -233,7 +233,9 @@ def test_a_client_has_its_own_graph_and_the_server_counts(app, tmp_path):
     assert {file.name for file in (out / "server").iterdir()} == {"manifest.json", "members.csv"}
 
 
-def test_true_edges_are_there_if_they_are_asked_for_and_said_to_be_needed(tmp_path, capsys):
+def test_true_edges_are_there_if_they_are_asked_for_and_the_server_alone_learns_who_lacks_them(
+    tmp_path, capsys
+):
     config, said = config_of("fedgls", "strategy.name=fed-gnn"), "; fed-gnn needs --true-edges wh"
     assert isinstance(config, FedGLSConfig)
     partition(config, tmp_path / "out")
@@ -244,19 +246,11 @@ def test_true_edges_are_there_if_they_are_asked_for_and_said_to_be_needed(tmp_pa
         found = load_file(path / "data.safetensors").get(f"{graph.client}.hidden_edges")
         assert (found is None) == (not graph.is_graphless)
         assert found is None or torch.equal(found, graph.hidden_edges)  # type: ignore[arg-type]
-
-
-def test_only_the_server_learns_who_is_graphless(tmp_path):
-    out = partition(config_of("fedgls"), tmp_path / "out")
-    details = {
-        path.parent.name: json.loads(path.read_text(encoding="utf-8"))["details"]
-        for path in out.glob("*/manifest.json")
-    }
-    graphless = details.pop("server").pop("graphless")
-    assert len(graphless) == 2
-    for each in details.values():
-        each.pop("data-form")  # of all nodes: widths and classes
-        assert each == {"graphless-clients": 2}
+    files = {path.parent.name: path for path in out.glob("*/manifest.json")}
+    details = {name: json.loads(path.read_text())["details"] for name, path in files.items()}
+    assert len(details.pop("server").pop("graphless")) == 2
+    for each in details.values():  # the form is of all nodes: widths and classes
+        assert each.keys() == {"data-form", "graphless-clients"} and each["graphless-clients"] == 2
 
 
 # Which clients are where -------------------------------------------------------------------------
@@ -279,9 +273,9 @@ def test_a_partition_that_is_none():
     for part in ("one", True, 4, -1):
         with pytest.raises(ConfigError, match=f"partition-id: {part!r}"):
             share(context_of({"partition-id": part, "num-partitions": 4}), 8)
-    for parts, said in (({}, "node-config num-p"), ({"num-partitions": 9}, "num-supernodes: 9")):
+    for parts, said in ((None, "node-config num-p"), (9, "num-supernodes: 9"), (0, "nodes: 0")):
         with pytest.raises(ConfigError, match=said):
-            share(context_of({"partition-id": 0, **parts}), 8)
+            share(context_of({"partition-id": 0, "num-partitions": parts}), 8)
 
 
 @pytest.mark.parametrize("app", one_fast(APPS, "nfedgnn"))

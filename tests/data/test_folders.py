@@ -20,7 +20,6 @@ from torch_geometric.data import Data
 from flower_graph.config.common import DataConfig, PartitionSection
 from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import (
-    Clients,
     client_graphs,
     clients_path,
     ego_from_data,
@@ -31,21 +30,18 @@ from flower_graph.data.folders.party import (
     CLIENTS,
     SERVER,
     RunFolder,
-    assigned,
     deciding_settings,
-    graph_data,
     graph_tensors,
     matrix_tensors,
     open_folder,
     read_graph,
     read_matrix,
     write_folder,
-    write_run,
 )
 from flower_graph.data.graph import ClientGraph
 from flower_graph.data.partition.statistics import client_statistics
 from flower_graph.data.sources.datasets import saved_at
-from flower_graph.errors import ConfigError, DataError, OutputError
+from flower_graph.errors import DataError, OutputError
 from flower_graph.method.load import load_config, to_dict
 from flower_graph.strategies.ppfl.config import PartitionConfig
 
@@ -522,26 +518,3 @@ def test_every_field_of_a_graph_comes_back(graph):
     del tensors[f"{graph.client}.y"]
     with pytest.raises(TypeError, match="'y'"):
         read_graph(graph.client, tensors)
-
-
-# Dealing ----------------------------------------------------------------------------------------
-
-
-def test_every_client_is_in_one_folder(tmp_path):
-    graphs = Clients([client_graph(number, False) for number in range(7)], 2)
-    for supernodes in (0, 8):
-        with pytest.raises(ConfigError, match=f"num-supernodes: {supernodes}"):
-            write_run(tmp_path, SETTINGS, graph_data(graphs), supernodes)
-    write_run(tmp_path, SETTINGS, graph_data(graphs), 3)
-    names = ["clients-0000-0001", "clients-0002-0003", "clients-0004-0006", "server"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == names
-    for number, name in enumerate(names[:3]):
-        found = open_folder(tmp_path / name, SETTINGS, CLIENTS)
-        here = assigned(number, 3, 7)
-        assert found.clients == [*here]
-        assert {key.partition(".")[0] for key in found.tensors} == {str(one) for one in here}
-        for client in here:
-            y = read_graph(client, found.tensors).nodes
-            assert torch.equal(y, graphs[client].nodes)
-    server = open_folder(tmp_path / "server", SETTINGS, SERVER)
-    assert (server.tensors, server.num_clients, server.clients) == ({}, 7, [])
