@@ -106,11 +106,10 @@ def encode_words(numbers: Tensor, words: Mapping[int, str]) -> tuple[Tensor, lis
     known = sorted(set(words.values()))
     if len(known) > MOST_CATEGORIES:
         raise DataError(f"has {len(known)} different words: at most {MOST_CATEGORIES} are features")
-    number = {word: index for index, word in enumerate(known)}
     encoded = torch.full((len(numbers), len(known)), torch.nan, dtype=numbers.dtype)
-    rows = torch.tensor(list(words))
-    encoded[rows] = 0
-    encoded[rows, torch.tensor([number[word] for word in words.values()])] = 1
+    number = {word: index for index, word in enumerate(known)}
+    place = torch.tensor([number[word] for word in words.values()])
+    encoded[[*words]] = torch.nn.functional.one_hot(place, len(known)).to(encoded.dtype)
     return encoded, known
 
 

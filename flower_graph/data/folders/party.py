@@ -277,13 +277,11 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
         for name, kind in (KINDS | {"sha256": dict}).items():
             if not isinstance(record[name], kind):
                 raise ValueError(f"{name}: {record[name]!r:.40} is unfit")
-        own, digests = {name: record[name] for name in KINDS}, record["sha256"]
+        own, digest = {name: record[name] for name in KINDS}, record["sha256"].get(TENSORS)
         clients, count = own["clients"], own["num_clients"]
         inside = all(type(one) is int and 0 <= one < count for one in clients)
         if not inside or len({*clients}) < len(clients):
             raise ValueError(f"clients: {clients!r:.40} are not different numbers of clients")
-        if not digests.keys() <= {TENSORS}:
-            raise ValueError(f"sha256: {[*digests]!r:.60} are none of this format")
     theirs = own["settings"]
     keys = sorted({*theirs, *settings}) if theirs.get("app") == settings["app"] else ["app"]
     if differing := [key for key in keys if theirs.get(key) != settings.get(key)]:
@@ -291,9 +289,9 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
         error = DataError(f"{label}: data folder of another run: {'; '.join(each)}; {MADE}")
         raise told(error, f"{KEY[role]}: data folder of another run: {', '.join(differing)}")
     tensors: Tensors = {}
-    for name, digest in digests.items():
-        with reading(path / name, DataError, "cannot be used; copy the whole folder again"):
-            content = read_bytes(path / name, MOST_TENSORS)
+    if digest is not None:
+        with reading(path / TENSORS, DataError, "cannot be used; copy the whole folder again"):
+            content = read_bytes(path / TENSORS, MOST_TENSORS)
             if hashlib.sha256(content).hexdigest() != digest:
                 raise ValueError("its SHA-256 is not that of the manifest")
             tensors = load_tensors(content)[0]

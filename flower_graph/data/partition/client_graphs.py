@@ -195,15 +195,13 @@ def finished(
     FRACTION.check("graph.graphless_ratio", graphless_ratio)
     # The order in which clients lose their edges as the share grows
     order = torch.randperm(len(graphs), generator=generator(seed, "graphless")).tolist()
-    result = [*graphs]
+    graphs, none = [*graphs], {"edge_index": None, "edge_weight": None}
     for client in order[: round(graphless_ratio * len(graphs))]:
         hidden = graphs[client].edge_index
-        result[client] = replace(
-            graphs[client], edge_index=None, edge_weight=None, hidden_edges=hidden
-        )
+        graphs[client] = replace(graphs[client], **none, hidden_edges=hidden)
     if not any(bool(graph.train_mask.any()) for graph in graphs):
         raise DataError(f"none of the {len(graphs)} clients has a labelled node for training")
-    return [fewer_trained(check_features(graph), train_share, seed) for graph in result]
+    return [fewer_trained(check_features(graph), train_share, seed) for graph in graphs]
 
 
 def check_features(graph: ClientGraph) -> ClientGraph:
