@@ -64,7 +64,7 @@ def calls(source: str) -> Iterator[str]:
         # `read_text(path)` is storage's own; a path's method is meant
         elif is_method and not {own, name}.isdisjoint(READS):
             yield f"read {name if name in READS else own}"
-        elif name != "write_text" and not {own, name}.isdisjoint(WRITES):
+        elif name.removeprefix("files.") != "write_text" and not {own, name}.isdisjoint(WRITES):
             yield f"write {name if name in WRITES else own}"
 
 
