@@ -29,16 +29,9 @@ from flower_graph.data.graph import (
     node_numbers,
     take_rows,
 )
+from flower_graph.ops import links
 from flower_graph.ops.counts import Errors
 from flower_graph.ops.graph import compact, gcn_adjacency
-from flower_graph.ops.links import (
-    LinkSplit,
-    adamic_adar,
-    common_neighbours,
-    dot_products,
-    hits_of,
-    rank_counts,
-)
 from flower_graph.ops.logistic_regression import fit, scores
 from flower_graph.records.rounds import merit
 from flower_graph.rng import generator
@@ -282,12 +275,12 @@ def value_baselines(graphs: Sequence[ClientGraph], metric: str) -> Figures:
 
 # Links ------------------------------------------------------------------------------------------
 
-Held = tuple[Tensor, LinkSplit]  # features [n, f] and edges of one client
+Held = tuple[Tensor, links.LinkSplit]  # features [n, f] and edges of one client
 # A score of pairs, from edges, features and pairs
 SCORES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "common-neighbours": lambda edges, x, pairs: common_neighbours(edges, x.shape[0], pairs),
-    "adamic-adar": lambda edges, x, pairs: adamic_adar(edges, x.shape[0], pairs),
-    "feature-product": lambda edges, x, pairs: dot_products(x.to_dense(), pairs),
+    "common-neighbours": lambda edges, x, pairs: links.common_neighbours(edges, x.shape[0], pairs),
+    "adamic-adar": lambda edges, x, pairs: links.adamic_adar(edges, x.shape[0], pairs),
+    "feature-product": lambda edges, x, pairs: links.dot_products(x.to_dense(), pairs),
 }
 
 
@@ -313,7 +306,8 @@ def link_baselines(graphs: Sequence[Held], metric: str) -> Figures:
             figures, both = dict.fromkeys((AUC, AP), math.nan), (truth.numpy(), every.numpy())
             if truth.any() and not truth.all():
                 figures = {AUC: roc_auc_score(*both), AP: average_precision_score(*both)}
-            figures |= hits_of(torch.stack([rank_counts(*part) for part in parts]).sum(0))
+            ranks = torch.stack([links.rank_counts(*part) for part in parts])
+            figures |= links.hits_of(ranks.sum(0))
             for one, value in figures.items():
                 scores.setdefault(one, {})[role] = value
         result[name] = {**scores[metric], "scores": scores}

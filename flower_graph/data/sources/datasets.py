@@ -44,6 +44,7 @@ from flower_graph.data.description import (
 )
 from flower_graph.data.features import PLAIN, ReadOptions, prepare_features
 from flower_graph.data.graph import PARTS, Graph, Masks, fits_dense, labelled_split, masks_from
+from flower_graph.data.sources import tables
 from flower_graph.data.sources.generators import csbm
 from flower_graph.data.sources.names import (
     CSBM,
@@ -60,15 +61,6 @@ from flower_graph.data.sources.names import (
     pyg_name,
     raw_files,
 )
-from flower_graph.data.sources.tables import (
-    CLIENT,
-    ELSEWHERE,
-    NAMES,
-    OWN,
-    read_graphml,
-    read_node_link,
-    read_tables,
-)
 from flower_graph.errors import DataError
 from flower_graph.handed import handed_over
 from flower_graph.rng import generator
@@ -79,7 +71,7 @@ from flower_graph.storage.reading import reading
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
-READERS = {".json": read_node_link, ".graphml": read_graphml}  # others by torch.load
+READERS = {".json": tables.read_node_link, ".graphml": tables.read_graphml}  # others by torch.load
 C = TypeVar("C", bound=RunConfig)  # a method's schema
 G = TypeVar("G")  # a client's graph
 T = TypeVar("T")
@@ -286,8 +278,8 @@ def load_file(path: Path, how: ReadOptions = PLAIN) -> Graph:
     """Load one graph from a file, or from a folder with tables."""
     # The file may be untrusted: it is read with ``weights_only=True``, which executes nothing.
     found = describe_file(path, how)
-    if found.values.get(CLIENT) is not None:
-        found.notes += (Caution(f"the nodes' {CLIENT} is ignored: the graph stays whole"),)
+    if found.values.get(tables.CLIENT) is not None:
+        found.notes += (Caution("the nodes' client is ignored: the graph stays whole"),)
     with saying(found.where):
         return found.numbered()
 
@@ -320,7 +312,7 @@ def read_file(path: Path, how: ReadOptions = PLAIN) -> dict[str, Any]:
     where = f"file {path}"
     with reading(where, DataError, "is damaged, or no graph"), saying(where):
         if path.is_dir():
-            return read_tables(path, how)
+            return tables.read_tables(path, how)
         if reader := READERS.get(path.suffix.lower()):
             return reader(path, how)
         values = entries_of(_read_saved(path))
@@ -353,7 +345,8 @@ def _read_saved(path: Path) -> dict[str, object]:
 # Graphs that Python gave --------------------------------------------------------------------------
 
 # Attributes of nodes that are no features, like some columns of `nodes.csv`
-NO_FEATURES = {*OWN, *NAMES, *ELSEWHERE, "x", "y", "public", "num_nodes", "names", "classes"}
+NO_FEATURES = {*tables.OWN, *tables.NAMES, *tables.ELSEWHERE}
+NO_FEATURES |= {"x", "y", "public", "num_nodes", "names", "classes"}
 
 
 def with_saved_graphs(settings: Mapping[str, object], folder: Path) -> dict[str, object]:

@@ -15,16 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flower_graph.errors import DataError, told
-from flower_graph.storage.files import (
-    data_root,
-    make_folder,
-    move,
-    named,
-    remove_folder,
-    saying,
-    temporary_folder,
-    user_cache,
-)
+from flower_graph.storage import files
 
 LINQS = "cora-linqs"
 CSBM = "csbm"
@@ -236,7 +227,7 @@ def downloading(missing: str) -> Iterator[None]:
 
 def cache_root() -> Path:
     """Return the folder for processed copies: FLOWER_GRAPH_CACHE, or the user's cache."""
-    return named(os.environ.get(CACHE_VARIABLE) or user_cache())
+    return files.named(os.environ.get(CACHE_VARIABLE) or files.user_cache())
 
 
 def cached_folder(key: str, fill: Callable[[Path], None]) -> Path:
@@ -246,19 +237,19 @@ def cached_folder(key: str, fill: Callable[[Path], None]) -> Path:
     folder = cache_root() / key
     if folder.is_dir():
         return folder
-    with saying(folder.parent):  # of the variable
-        make_folder(folder.parent)
-        temporary = temporary_folder(".making-", folder.parent)
+    with files.saying(folder.parent):  # of the variable
+        files.make_folder(folder.parent)
+        temporary = files.temporary_folder(".making-", folder.parent)
     try:
         fill(temporary)
         try:
-            move(temporary, folder)
+            files.move(temporary, folder)
         except OSError:
             if not folder.is_dir():  # another process was not faster
                 raise
     finally:
         with suppress(OSError):
-            remove_folder(temporary)
+            files.remove_folder(temporary)
     return folder
 
 
@@ -284,6 +275,6 @@ def presence(name: str) -> str:
     known = PygName(name.replace("-", "_"), None) if name.lower() in OGB else pyg_name(name).raw
     places, member = [*cache_root().glob(f"{known.label.replace('/', '-')}-*")], known.member or ""
     with suppress(DataError):  # a variable that names no folder; a run says so
-        if (root := data_root(None)) is not None:
+        if (root := files.data_root(None)) is not None:
             places += [root / known.group / one for one in (member, member.lower())]
     return HERE if any(place.is_dir() for place in places) else ABSENT
