@@ -138,7 +138,7 @@ class NodeTask:
         return graph.sum_of_means(losses, mask)
 
     def judge(self, forward: Forward, graph: GraphOnDevice) -> Judged:
-        return Judged(forward(graph), graph.y, graph.masks, graph.ptr)
+        return graph.judged(forward(graph))
 
     def training_loss(self, judged: Judged) -> Tensor:
         """Return each client's loss, ``[c]``; NaN without training examples."""

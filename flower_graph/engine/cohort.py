@@ -312,6 +312,10 @@ class GraphOnDevice(NamedTuple):
         assert self.layout is not None and self.layout.rows is not None
         return self.layout.rows
 
+    def judged(self, logits: Tensor) -> Judged:
+        """Set predictions ``[n, k]`` beside the labels."""
+        return Judged(logits, self.y, self.masks, self.ptr)
+
     def sum_of_means(self, values: Tensor, mask: Tensor) -> Tensor:
         """Sum each client's mean of ``values`` ``[m]``, of its nodes in ``mask`` ``[n]``."""
         if self.layout is None:

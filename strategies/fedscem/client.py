@@ -506,7 +506,7 @@ class EgoNetworkClient(MaskingClient):
                 # The step begins with the forward pass that is measured.
                 logits = group.train(number)
         logits = group.logits() if logits is None else logits
-        judged = group.judged(logits)
+        judged = group.graph.judged(logits)
         loss = NODES.training_loss(judged).cpu()
         accuracy = torch.stack(NODES.shares(judged), 1).cpu()
         if (due or request.is_last) and number > 1:  # else repeated after the step
@@ -603,7 +603,7 @@ class VectorEncoding:
         total = np.zeros(layout.length, np.int64 if ring else np.float64)
         slots = np.zeros(0, np.int64)
         if layout.slots:
-            here = good[group.layout.owner].cpu().numpy()
+            here = good[group.graph.owner].cpu().numpy()
             slots = np.where(here, self._slots(clients), -1)
             kept = slots >= 0
             rows, slots = self._encode(h[torch.from_numpy(kept)]), slots[kept]
@@ -619,8 +619,8 @@ class VectorEncoding:
             sums = [cohort.total(name, once, self._encode).flatten() for name in names]
             total[layout.model] = torch.cat(sums).numpy()
         if layout.counting and logits is not None:
-            judged = group.judged(logits)
-            masks = {role: mask & good[group.layout.owner] for role, mask in judged.masks.items()}
+            judged = group.graph.judged(logits)
+            masks = {role: mask & good[group.graph.owner] for role, mask in judged.masks.items()}
             counts = NODES.count(judged._replace(masks=masks), layout.counting)
             assert counts is not None
             # A node is one step of the ring's numbers, however long these are: sums are exact.
@@ -696,7 +696,7 @@ class VectorEncoding:
         limit = self.ring.limit if self.ring else float(np.finfo(np.float32).max)
         clients = group.graph.clients
         worst = {
-            "an embedding": largest_of(h, group.layout.owner, len(clients)),
+            "an embedding": largest_of(h, group.graph.owner, len(clients)),
             "a measurement": largest_of(torch.from_numpy(metrics), None, len(clients)),
         }
         if self.layout.weights:

@@ -9,7 +9,8 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import repeat, zip_longest
 from typing import NamedTuple
 
@@ -20,7 +21,6 @@ from flower_graph.data.description import NewGraph
 from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import (
     Cohort,
-    Judged,
     Learner,
     MiniBatch,
     Tensors,
@@ -101,31 +101,20 @@ def first_model(settings: EgoSettings) -> EgoGCN:
     return model
 
 
+@dataclass
 class EgoGroup:
-    """Some ego-networks, each with a model of its own.
+    """Some ego-networks, each with a model of its own."""
 
-    Parameters
-    ----------
-    learner : Learner
-        The clients as a group.
-    settings : EgoSettings
-        How they train.
-    begun : mapping of str to Tensor, optional
-        The weights that ``proximal`` pulls to; by default there are none.
-    proximal : float
-        Weight of FedProx's term.
-    """
+    learner: Learner  # the clients as a group
+    settings: EgoSettings
+    # The weights that ``proximal`` pulls to, FedProx's term
+    begun: Mapping[str, Tensor] = field(default_factory=dict)
+    proximal: float = 0.0
 
-    def __init__(
-        self,
-        learner: Learner,
-        settings: EgoSettings,
-        begun: Mapping[str, Tensor] | None = None,
-        proximal: float = 0.0,
-    ) -> None:
-        assert isinstance(learner.module, EgoGCN) and learner.graph.layout is not None
-        self.learner, self.settings, self.begun, self.proximal = learner, settings, begun, proximal
-        self.graph, self.layout, self.module = learner.graph, learner.graph.layout, learner.module
+    def __post_init__(self) -> None:
+        self.graph, module = self.learner.graph, self.learner.module
+        assert isinstance(module, EgoGCN)
+        self.module = module
 
     def train(self, server_round: int) -> Tensor:
         """Step on ``L_nc`` (equation 3); return the logits from before."""
@@ -153,9 +142,6 @@ class EgoGroup:
 
     def embed(self) -> Tensor:
         return self._embedded().detach()
-
-    def judged(self, logits: Tensor) -> Judged:
-        return Judged(logits, self.graph.y, self.graph.masks, self.graph.ptr)
 
     @torch.no_grad()
     def logits(self) -> Tensor:
@@ -207,7 +193,7 @@ class EgoGroup:
         parameters = dict(self.module.named_parameters())
         grads = torch.autograd.grad(loss, [*parameters.values()], materialize_grads=True)
         for (name, parameter), grad in zip(parameters.items(), grads, strict=True):
-            if self.proximal and self.begun:
+            if self.proximal:
                 grad = grad + self.proximal * (parameter.detach() - self.begun[name])
             parameter.grad = grad
         self.learner.optimiser.step(moves=part.moves)
@@ -222,7 +208,7 @@ class EgoGroup:
 
     def _contrast_losses(self, h: Tensor, shared: Shared, part: MiniBatch) -> tuple[Tensor, Tensor]:
         """Return each client's sum of NT-Xent, ``[c]``, and its number of shared nodes, ``[c]``."""
-        ptr, owner, clients = self.layout.ptr, self.layout.owner, len(self.graph.clients)
+        ptr, owner, clients = self.graph.ptr, self.graph.owner, len(self.graph.clients)
         if part.nodes is not None:  # nodes outside the batch are no negatives
             here = part.nodes.nonzero().flatten()
             h, owner = h.index_select(0, here), owner[here]
@@ -247,19 +233,7 @@ def largest_of(rows: Tensor, owner: Tensor | None, clients: int) -> Tensor:
 
 
 class EgoCohort(Cohort):
-    """All ego-networks of one SuperNode.
-
-    Parameters
-    ----------
-    egos : sequence of ClientGraph
-        The clients.
-    settings : EgoSettings
-        Their models and training.
-    tensors : dict, optional
-        What lasts between rounds; by default that of new clients.
-    device : torch.device or str
-        Where they train.
-    """
+    """All ego-networks of one SuperNode; ``tensors``: what lasts between rounds, if any did."""
 
     def __init__(
         self,
@@ -284,9 +258,8 @@ class EgoCohort(Cohort):
     def part(self, clients: Sequence[int] | None = None) -> Iterator[EgoGroup]:
         """Yield some clients, or all, as a group; the tensors then have its changes."""
         clients = self.clients if clients is None else clients
-        if strange := sorted(set(clients) - set(self.clients)):
-            raise ValueError(f"clients {strange} are not among {self.clients}")
-        with self.learners([client for client in self.clients if client in clients]) as (learner,):
+        chosen = sorted(clients, key=self.clients.index)  # ``ValueError`` for one that is not here
+        with self.learners(chosen) as (learner,):
             yield EgoGroup(learner, self.settings)
 
     @torch.no_grad()
@@ -294,12 +267,12 @@ class EgoCohort(Cohort):
         """Begin with the server's model, flat; keep it, as ``proximal`` and inactive rows do."""
         held, plain = dict(group.module.named_parameters()), dict(self.module.named_parameters())
         parts = weights.split([parameter.numel() for parameter in plain.values()])
-        group.begun, group.proximal = {}, self.settings.proximal
-        for (name, parameter), part in zip(plain.items(), parts, strict=True):
-            value = part.view_as(parameter).to(parameter.device)
-            group.begun[name] = self.take_over(
-                group.learner, name, held[name], value, replace=replace
-            )
+        took = partial(self.take_over, group.learner, replace=replace)
+        group.proximal = self.settings.proximal
+        group.begun = {
+            name: took(name, held[name], part.view_as(one).to(one.device))
+            for (name, one), part in zip(plain.items(), parts, strict=True)
+        }
 
     def is_behind(self, clients: Sequence[int], step: int) -> bool:
         """Whether one of the clients has not come to a step yet (``STEPS``)."""

@@ -18,7 +18,7 @@ from flower_graph.client.learner import NODES
 from flower_graph.data.graph import ClientGraph, WholeGraph, to_undirected
 from flower_graph.data.partition.client_graphs import split_global
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.engine.cohort import Judged, joined, placed_on
+from flower_graph.engine.cohort import joined, placed_on
 from flower_graph.engine.machine import resolve_device
 from flower_graph.records.rounds import Epoch
 from flower_graph.strategies.fedscem.config import EgoSettings, FedSCemConfig
@@ -42,9 +42,9 @@ def train(config: FedSCemConfig) -> list[Epoch]:
         for number in range(config.rounds):
             whole.train(number)
             logits = whole.logits()
-            found = NODES.shares(Judged(logits[nodes], judges.y, judges.masks, judges.ptr))
+            found = NODES.shares(judges.judged(logits[nodes]))
             _, val, test = (float(accuracy.nanmean()) for accuracy in found)
-            loss = float(NODES.training_loss(whole.judged(logits)))
+            loss = float(NODES.training_loss(whole.graph.judged(logits)))
             epochs.append(Epoch(loss, val, test))
     return epochs
 
@@ -108,7 +108,7 @@ def _round(cohort: EgoCohort, place: torch.Tensor) -> None:
         group.train(1)
         # A node's own embedding stands for the mean: the values do not change what it costs.
         group.fuse(Shared(place, group.embed()[place]), 1)
-        NODES.shares(group.judged(group.logits()))
+        NODES.shares(group.graph.judged(group.logits()))
 
 
 def _peak(profiler: profile) -> int:

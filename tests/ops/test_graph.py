@@ -5,8 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import to_dense_adj
 
 from flower_graph.data.graph import to_undirected
 from flower_graph.ops import graph
@@ -17,7 +15,6 @@ from flower_graph.ops.graph import (
     gcn_adjacency,
     laplacian_regulariser,
     laplacian_term,
-    mean_adjacency,
     propagate,
     with_part,
 )
@@ -35,27 +32,6 @@ def graphs(draw: st.DrawFn) -> tuple[Tensor, int]:
     pairs = [(a, b) for a in range(n) for b in range(n) if a != b]
     kept = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
     return torch.tensor(kept, dtype=torch.int64).reshape(-1, 2).T.contiguous(), n
-
-
-def test_csr_adds_up_entries_with_the_same_place():
-    row, col, value = torch.tensor([1, 0, 1]), torch.tensor([0, 1, 0]), torch.tensor([1.0, 2, 4])
-    dense = csr(row, col, value, 2) @ torch.eye(2)
-    assert dense.tolist() == [[0.0, 2.0], [5.0, 0.0]]
-
-
-@pytest.mark.parametrize("edge_index", [EDGES, DIRECTED, NO_EDGES])
-def test_gcn_adjacency_equals_pyg(edge_index: Tensor):
-    edges, weight = gcn_norm(edge_index, num_nodes=5)
-    expected = to_dense_adj(edges, edge_attr=weight, max_num_nodes=5)[0].T  # [target, source]
-    graph = gcn_adjacency(edge_index, 5)
-    torch.testing.assert_close(graph.matrix.to_dense(), expected)
-    torch.testing.assert_close(graph.transpose.to_dense(), expected.T)
-
-
-def test_mean_adjacency_by_hand():
-    x = torch.tensor([[1.0], [2.0], [4.0], [8.0], [16.0]])
-    mean = propagate(mean_adjacency(EDGES, 5), x)
-    torch.testing.assert_close(mean, torch.tensor([[3.0], [2.5], [11 / 3], [4.0], [0.0]]))
 
 
 def test_a_part_of_a_graph_is_replaced() -> None:

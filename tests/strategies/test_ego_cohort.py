@@ -251,7 +251,7 @@ def test_one_client_with_the_whole_graph_is_judged_like_itself(
     with EgoCohort([whole], TABLE_SETTINGS).part() as group:
         for epoch in epochs:
             group.train(1)
-            judged = group.judged(group.logits())
+            judged = group.graph.judged(group.logits())
             assert epoch.test_accuracy == pytest.approx(float(NODES.shares(judged)[2]))
             assert epoch.cross_entropy == pytest.approx(float(NODES.training_loss(judged)))
 
