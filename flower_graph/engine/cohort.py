@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -48,12 +48,6 @@ class Layout:
     edge_ptr: list[int]  # ... and of their edges
     owner: Tensor  # [n] place of the client that owns a node
     rows: FeatureRows | None = None  # of first layers, if these are stored by active rows
-
-    @classmethod
-    def of(cls, nodes: Sequence[int], edges: Sequence[int], device: torch.device) -> Layout:
-        ptr, edge_ptr = (list(accumulate(sizes, initial=0)) for sizes in (nodes, edges))
-        owner = torch.arange(len(nodes)).repeat_interleave(torch.tensor(nodes))
-        return cls(ptr, edge_ptr, owner.to(device))
 
     def rows_of(self, count: int) -> Sequence[Tensor | slice]:
         """Return each client's rows of a tensor with a row for each node, or for each edge."""
@@ -382,8 +376,8 @@ def by_feature(module: nn.Module, name: str, matrix: Tensor) -> Tensor:
 def joined(graphs: Sequence[GraphOnDevice], *, by_rows: bool = False) -> GraphOnDevice:
     """Return several clients' graphs as one block-diagonal graph."""
     nodes, edges = [one.y.numel() for one in graphs], [one.edge_index for one in graphs]
-    device = graphs[0].y.device
-    layout = Layout.of(nodes, [one.shape[1] for one in edges], device)
+    device, owner = graphs[0].y.device, torch.arange(len(graphs))
+    ptr, edge_ptr = list(accumulate(nodes, initial=0)), [0, *accumulate(e.shape[1] for e in edges)]
 
     def together(name: str) -> Any:  # a field of all graphs, or None
         parts = [getattr(graph, name) for graph in graphs]
@@ -391,11 +385,16 @@ def joined(graphs: Sequence[GraphOnDevice], *, by_rows: bool = False) -> GraphOn
 
     if by_rows:
         x, rows = feature_rows([graph.x.cpu() for graph in graphs])
-        layout = replace(layout, rows=rows.to(device))
+    layout = Layout(
+        ptr,
+        edge_ptr,
+        owner.repeat_interleave(torch.tensor(nodes)).to(device),
+        rows.to(device) if by_rows else None,
+    )
     return GraphOnDevice(
         tuple(graph.client for graph in graphs),
         x.to(device) if by_rows else together("x"),
-        torch.cat([one + start for one, start in zip(edges, layout.ptr, strict=False)], 1),
+        torch.cat([one + start for one, start in zip(edges, ptr, strict=False)], 1),
         together("y"),
         {role: torch.cat([one.masks[role] for one in graphs]) for role in graphs[0].masks},
         together("edge_weight"),

@@ -42,8 +42,6 @@ UNTRAINED = -1  # whose a generator is before it is trained
 
 __all__ = ["SageModel"]
 
-# The parameters of fGen, which FedSage+ exchanges
-FEATURES = tuple(f"lin{n}.{part}" for n in (1, 2, 3) for part in ("weight", "bias"))
 # What the first weights of each layer are drawn for
 DRAWN_FOR = {
     "generator.conv1.lin": "encoder-1",
@@ -120,8 +118,8 @@ class NeighbourGenerator(nn.Module):
         return features_of(self.feature_weights(), z + noise, slot), slot.parent
 
     def feature_weights(self) -> list[nn.Parameter]:
-        """Return the parameters of ``fGen``, layer by layer."""
-        return [self.get_parameter(name) for name in FEATURES]
+        """Return the parameters of ``fGen``, layer by layer, which FedSage+ exchanges."""
+        return [p for layer in (self.lin1, self.lin2, self.lin3) for p in layer.parameters()]
 
 
 def features_of(weights: Sequence[Tensor], z: Tensor, slot: Slots) -> Tensor:

@@ -258,8 +258,9 @@ class EgoCohort(Cohort):
     def part(self, clients: Sequence[int] | None = None) -> Iterator[EgoGroup]:
         """Yield some clients, or all, as a group; the tensors then have its changes."""
         clients = self.clients if clients is None else clients
-        chosen = sorted(clients, key=self.clients.index)  # ``ValueError`` for one that is not here
-        with self.learners(chosen) as (learner,):
+        if strange := sorted(set(clients).difference(self.graphs)):
+            raise ValueError(f"clients {strange} are not among {self.clients}")
+        with self.learners(sorted(clients, key=self.clients.index)) as (learner,):
             yield EgoGroup(learner, self.settings)
 
     @torch.no_grad()

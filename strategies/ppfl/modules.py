@@ -70,10 +70,7 @@ class Batch(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor | Adjacency, edge_index: Tensor, ptr: list[int]) -> Batch:
-        edges, at = (
-            attention_graph(edge_index, ptr[-1]),
-            torch.tensor(ptr, device=edge_index.device),
-        )
+        edges, at = attention_graph(edge_index, ptr[-1]), torch.tensor(ptr).to(edge_index.device)
         edge_ptr = edges.ptr[at].tolist()
         if isinstance(x, Tensor):
             return cls(edges, ptr, edge_ptr, [], at)
@@ -161,19 +158,7 @@ class GAT(nn.Module):
 
 
 class GATCohort(Cohort):
-    """The GATs of a SuperNode's clients, which train as one group where the graphs' features are.
-
-    Parameters
-    ----------
-    graphs : sequence of ClientGraph
-        The clients' graphs.
-    config : PPFLConfig
-        The run's settings.
-    classes : int
-        The run's number of classes.
-    tensors : dict, optional
-        What lasts between rounds; by default that of new clients.
-    """
+    """The GATs of a SuperNode's clients as one group; ``tensors``: what lasts between rounds."""
 
     # Weights and draws depend on the seed, the client and the round alone.
 
@@ -186,7 +171,7 @@ class GATCohort(Cohort):
     ) -> None:
         self.settings, self._seed = config.gat, config.seed
         self._batches = WeakKeyDictionary[nn.Module, Batch]()  # of the groups that are kept
-        features, device, placed = graphs[0].x.shape[1], graphs[0].x.device, []
+        (features, device), gat, placed = (graphs[0].x.shape[1], graphs[0].x.device), config.gat, []
         for graph in graphs:
             check_sizes(graph, features, classes)
             known = graph.train_mask & (graph.labels >= 0)
@@ -194,15 +179,13 @@ class GATCohort(Cohort):
                 raise DataError(f"client {graph.client}: no training node has a label")
             learnt = replace(graph, y=graph.labels, train_mask=known)
             placed.append(placed_on(learnt, device, is_dense=False))
-        widths, gat = (features, config.model.dimension, classes), config.gat
-        self.make = partial(GAT, *widths, heads=gat.heads, dropout=gat.dropout)
+        widths, rate, decay = (config.model.dimension, classes), gat.learning_rate, gat.weight_decay
+        self.make = partial(GAT, features, *widths, heads=gat.heads, dropout=gat.dropout)
         super().__init__(
             self.make().eval(),
             placed,
             tensors,
-            lambda made: Adam(
-                made.parameters(), lr=gat.learning_rate, weight_decay=gat.weight_decay
-            ),
+            lambda made: Adam(made.parameters(), lr=rate, weight_decay=decay),
             by_rows=(FIRST,),
         )
         if tensors is None:
@@ -386,11 +369,8 @@ def negative_sampling_loss(vectors: Floats, near: Floats, far: Floats) -> float:
 
 def neighbour_lists(edge_index: Integers, num_nodes: int) -> tuple[Integers, Integers]:
     """Turn directed edges into lists of neighbours: their bounds ``[n + 1]``, and the nodes."""
-    # edge_index [2, e]
-    degrees = np.bincount(edge_index[0], minlength=num_nodes)
-    order = np.lexsort((edge_index[1], edge_index[0]))
-    indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
-    return indptr, edge_index[1][order].astype(np.int64)
+    source, target = edge_index[:, np.lexsort(edge_index[::-1])]  # [2, e]
+    return np.searchsorted(source, np.arange(num_nodes + 1)), target
 
 
 def random_walks(

@@ -22,7 +22,6 @@ from flower_graph.strategies.fed_sage import modules as formulas
 from flower_graph.strategies.fed_sage import strategy as strategy_module
 from flower_graph.strategies.fed_sage.modules import (
     CODE,
-    FEATURES,
     LATENT,
     NEIGHBOURS,
     UNTRAINED,
@@ -38,6 +37,8 @@ from flower_graph.strategies.fed_sage.strategy import (
     LocalSage,
     SageClient,
 )
+
+FEATURES = [f"lin{n}.{part}" for n in (1, 2, 3) for part in ("weight", "bias")]  # of fGen
 
 
 @pytest.fixture(autouse=True)
