@@ -23,7 +23,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from numpy.typing import NDArray
@@ -34,11 +34,11 @@ from flower_graph.errors import MalformedReplyError, brief, one_line
 from flower_graph.privacy.noise import CentralNoise
 from flower_graph.records.participation import NOT_CONNECTED
 from flower_graph.records.rounds import BestRound, RoundReport
-from flower_graph.server.round_loop import RoundLoop
+from flower_graph.server.round_loop import BOUND, RoundLoop
 from flower_graph.server.session import Membership, Session, unsaved
 from flower_graph.storage.reading import StateDict
 from flower_graph.wire import keys
-from flower_graph.wire.arrays import decode_array, encode_array, own_records, read_array, record_of
+from flower_graph.wire.arrays import decode_array, encode_array, own_records, read_array
 from flower_graph.wire.averaging import LEFT_OUT, Asked, RowsBeside
 from flower_graph.wire.client_errors import no_content
 from flower_graph.wire.codec import NOT_WRITTEN, read_entry
@@ -377,7 +377,6 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
                 for name, value in vars(self).items()
                 if name not in NOT_SAVED and not _same(value, self._started.get(name))
             },
-            "clients": self.session.members.everyone(),
             "arrays": self.arrays,
             "own-arrays": self.own_arrays,
         }
@@ -390,7 +389,7 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
             if (shapes := [(name, tuple(array.shape)) for name, array in saved.items()]) != forms:
                 raise ValueError(f"its arrays are {shapes}, this run's are {forms}")
         self.arrays, self.own_arrays = state["arrays"], state["own-arrays"]
-        self.session.members.absent |= set(state["clients"])
+        self.session.members.absent |= set(state[BOUND])
 
     # Helpers
 
@@ -716,34 +715,33 @@ def split_reply(reply: Message, asked: Sequence[int]) -> dict[int, Message]:
     numbers: list[int] = RowsBeside.read(reply.content).rows.tolist()
     if strangers := sorted(set(numbers) - set(asked)):
         raise MalformedReplyError(f"{keys.ROWS}: clients {brief(strangers, 60)} were not asked")
-    count, result = len(numbers), {client: copy.copy(reply) for client in numbers}
-    for part in result.values():
-        part.content = RecordDict({keys.METRICS: MetricRecord()})
-
-    def deal(name: str, key: str, rows: Sequence[Any]) -> None:
-        for part, row in zip(result.values(), rows, strict=True):
-            part.content[name][key] = row
-
+    contents = [RecordDict() for _ in numbers]
     for name, record in reply.content.items():
-        if isinstance(record, ArrayRecord):
-            for part in result.values():
-                part.content[name] = ArrayRecord()
-            for key, array in record.items():
-                rows = decode_array(f"{name}/{key}", array)
-                if rows.shape[:1] != (count,):
-                    shape = f"{name}/{key} has shape {rows.shape}"
-                    raise MalformedReplyError(f"{shape}, expected {count} rows")
-                deal(name, key, [encode_array(key, np.asarray(row)) for row in rows])
-    for key, value in (
-        record_of(reply.content, keys.METRICS, MetricRecord) or MetricRecord()
-    ).items():
-        values = value if isinstance(value, list) else [value]
-        size, rest = divmod(len(values), count)
-        if rest or not size:
-            raise MalformedReplyError(f"{key}: {len(values)} numbers for {count} clients")
-        parts = [values[at : at + size] for at in range(0, len(values), size)]
-        deal(keys.METRICS, key, [part[0] if size == 1 else part for part in parts])
+        if isinstance(record, ArrayRecord | MetricRecord):
+            for content in contents:
+                content[name] = type(record)()
+            for key, value in record.items():
+                rows = _rows(f"{name}/{key}", value, len(numbers))
+                for content, row in zip(contents, rows, strict=True):
+                    content[name][key] = row
+    result = {client: copy.copy(reply) for client in numbers}
+    for message, content in zip(result.values(), contents, strict=True):
+        message.content = content
     return result
+
+
+# Any: an array, a number or a list of numbers, as each of the rows
+def _rows(name: str, value: Any, count: int) -> list[Any]:
+    if isinstance(value, Array):
+        rows = decode_array(name, value)
+        if rows.shape[:1] != (count,):
+            raise MalformedReplyError(f"{name} has shape {rows.shape}, expected {count} rows")
+        return [encode_array(name, np.asarray(row)) for row in rows]
+    values = value if isinstance(value, list) else [value]
+    size, rest = divmod(len(values), count)
+    if rest or not size:
+        raise MalformedReplyError(f"{name}: {len(values)} numbers for {count} clients")
+    return values if size == 1 else [values[at : at + size] for at in range(0, len(values), size)]
 
 
 def stacked(models: Sequence[ArrayRecord]) -> ArrayRecord:

@@ -27,8 +27,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from flower_graph.config.common import BEST, KEEP, LAST, NOTHING, SAVE, SOME_METRICS, counting_of
-from flower_graph.config.rules import at_least, choice
+from flower_graph.config.common import BEST, LAST, NOTHING, RunConfig, counting_of
+from flower_graph.config.rules import at_least
+from flower_graph.config.schema import check_settings
 from flower_graph.errors import CheckpointError, LegacyAppError, NoClientsError
 from flower_graph.ops.counts import Counts, Errors
 from flower_graph.outputs import client as outputs
@@ -218,14 +219,11 @@ class RoundLoop(Strategy):
         """
         session, rounds = self.session, self.usual_rounds if num_rounds is None else num_rounds
         at_least(1).check("num_rounds", rounds)
-        at_least(0).check("patience", patience)
-        SOME_METRICS.check("metrics", metrics)
+        kept: dict[str, Any] = {"save": save, "keep": keep, "every": every}
+        check_settings(RunConfig(patience=patience, metrics=[*metrics], **kept))
         self.metrics, self.counting = tuple(metrics), counting_of(metrics)
         if self.counting and not self.num_classes:
             raise ValueError(f"metrics: {[*metrics]}: {type(self).__name__} counts no predictions")
-        choice(*SAVE).check("save", save)
-        choice(*KEEP).check("keep", keep)
-        at_least(0).check("every", every)
         values = initial_arrays, train_config, evaluate_config, evaluate_fn
         given = [name for name, value in zip(GIVEN, values, strict=True) if value is not None]
         if unused := [name for name in given if name in self.refused]:
@@ -235,7 +233,7 @@ class RoundLoop(Strategy):
         self.best = best = BestRound()
         self._config = train_config or ConfigRecord()
         self._evaluate_config = evaluate_config or ConfigRecord()
-        self._kept, self._keeping = KeepRequest("", 0, 0, outputs.BEGIN, save, keep, every), set()
+        self._kept, self._keeping = KeepRequest("", 0, 0, outputs.BEGIN, **kept), set()
         keeps = save != NOTHING
         self._own_outputs = KeptFolder(output_dir, save) if keeps and output_dir else None
         session.members.greet = partial(self._ask_to_keep, outputs.BEGIN) if keeps else None
