@@ -414,7 +414,7 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
         if not self.personal:
             raise ValueError("combine gives arrays by client: it needs personal = True")
         by_client = cast(Mapping[int, Arrays], combined)
-        if strangers := sorted(by_client.keys() - set(self.session.members.everyone())):
+        if strangers := sorted(by_client.keys() - self.session.members.bound.keys()):
             raise ValueError(f"combine: arrays for clients {strangers!s:.60}, unknown here")
         self.own_arrays |= {
             client: checked_model(arrays, self.arrays, f"combine: client {client}")

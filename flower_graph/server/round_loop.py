@@ -12,6 +12,7 @@ Methods that average use the loop with Flower's verbs (``averaging.py``). Other 
 
 from __future__ import annotations
 
+import copy
 import logging
 import secrets
 import time
@@ -85,7 +86,7 @@ class RoundLoop(Strategy):
     def payload(self) -> dict[str, dict[str, int]]:
         """Payload bytes so far: direction to kind to bytes."""
         # What the clients would send and get to train if each had a SuperNode of its own
-        return self.session.ledger.payload
+        return copy.deepcopy(self.session.ledger.payload)
 
     def initialize_parameters(self, *_: object, **__: object) -> NoReturn:
         """Refuse Flower's older server, which calls this first."""
@@ -321,7 +322,7 @@ class RoundLoop(Strategy):
             round=server_round,
             rejected=[{"node": one.node_id, "reason": one.reason} for one in few(session.rejected)],
             bytes=self.payload,
-            wire_bytes=session.ledger.wire,
+            wire_bytes={**session.ledger.wire},
             participation=who.to_record() if session.members.absent or any(clients) else {},
             **{**counts, **named, **figures},
         )

@@ -87,7 +87,7 @@ class Membership:
         self.examples: dict[int, int] = {}  # the weight of those that send one
         self.absent = set[int]()  # clients that no SuperNode hosts any more
         self.resume = Resume(run=uuid.uuid4().hex)
-        self.bound: dict[int, int] = {}  # the last SuperNode of each client
+        self.bound: dict[int, int] = {}  # the last SuperNode of each client of the run
         self.strangers = set[int]()  # those asked last that may speak for no client of the run
         self.form: Any = None  # of the arrays that all SuperNodes send
         self._arrays: dict[int, NDArray[np.int64]] = {}  # the same as ``clients``
@@ -313,10 +313,6 @@ class Membership:
         most = self.examples.get(node)
         # What a SuperNode measures counts its clients; one that names none is one
         return most if most is None or training else len(self.clients.get(node, ())) or 1
-
-    def everyone(self) -> list[int]:
-        """Return the numbers of all known clients, including absent ones."""
-        return sorted(self.absent.union(*self.clients.values()))
 
     def numbers(self) -> dict[int, NDArray[np.int64]]:
         for node, local in self.clients.items():

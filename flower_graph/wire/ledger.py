@@ -5,7 +5,7 @@ weights) in a round. *Wire* is the size of all messages, with array headers, key
 replies too; the exchange counts it. Both are cumulative.
 """
 
-from collections import Counter
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,30 +42,22 @@ class ByteLedger:
     """Counts bytes up (client to server) and down, by kind of payload and on the wire."""
 
     def __init__(self) -> None:
-        self._payload = {way: Counter[str]() for way in DIRECTIONS}
-        self._wire = Counter[str]()
+        self.payload: dict[str, dict[str, int]] = {way: {} for way in DIRECTIONS}
+        self.wire = dict.fromkeys(DIRECTIONS, 0)
 
     def count(self, direction: str, kind: str, nbytes: int) -> None:
-        self._payload[direction][kind] += int(nbytes)
+        kinds = self.payload[direction]
+        kinds[kind] = kinds.get(kind, 0) + int(nbytes)
 
     def count_messages(self, direction: str, messages: Iterable[Message]) -> None:
-        self._wire[direction] += sum(count_bytes(m.content) for m in messages if m.has_content())
-
-    @property
-    def payload(self) -> dict[str, dict[str, int]]:
-        return {direction: dict(kinds) for direction, kinds in self._payload.items()}
-
-    @property
-    def wire(self) -> dict[str, int]:
-        return {way: self._wire[way] for way in DIRECTIONS}
+        self.wire[direction] += sum(count_bytes(m.content) for m in messages if m.has_content())
 
     # Any: counts by direction, and by kind
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        return {"payload": self.payload, "wire": self.wire}
+        return copy.deepcopy(vars(self))
 
     def load_state_dict(self, state: StateDict) -> None:
-        self._payload = {way: Counter(state["payload"][way]) for way in DIRECTIONS}
-        self._wire = Counter(state["wire"])
+        vars(self).update(copy.deepcopy(dict(state)))
 
 
 # How large a reply may be ------------------------------------------------------------------------

@@ -305,12 +305,12 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         state["excluded"] = sorted(self.session.sums.server.excluded)
         if self.started is not None:
             # The clients' part was saved within the next round, which began with this model.
-            state["model"] = torch.from_numpy(self.started)
+            state["model"] = self.started
         return state
 
     def load_state(self, state: StateDict) -> None:
         if self.model is not None:
-            self.model = state["model"].numpy()
+            self.model = state["model"]
         self.session.sums.server.exclude(state.get("excluded", ()))
 
     # What a round's sum is, and what it says

@@ -450,15 +450,11 @@ class Layer(Membership):
         self.alone, self.users_before = alone, count
 
     def state_dict(self) -> dict[str, object]:
-        return {
-            "left": torch.from_numpy(self.left),
-            **{name: torch.from_numpy(getattr(self, name)) for name in self.rows},
-            **{name: getattr(self, name) for name in self.others},
-        }
+        return {name: getattr(self, name) for name in ("left", *self.rows, *self.others)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from what ``state_dict`` returned; nothing waits for new or departed users."""
-        left, gone, known = self.left, state["left"].numpy(), len(state["left"])
+        left, gone, known = self.left, state["left"], len(state["left"])
         if known > self.size or (known < self.size and self.users_before is None):
             raise ValueError(f"its num_users is {known}, this run's is {self.size}")
         for name in self.others:
@@ -467,7 +463,7 @@ class Layer(Membership):
         self.joined[:] = self.round
         for name in self.rows:
             held = getattr(self, name)
-            held[:known] = state[name].numpy()
+            held[:known] = state[name]
             held[left] = 0
         self.left[:known] = gone
         # A checkpoint that was rewritten without departed users names its newcomers already.
@@ -483,7 +479,7 @@ class OwnLayer(Layer):
     rows = (*Layer.rows, "gradient", "gradient_round", "has_average")
     others = (*Layer.others, "rate", "average", "average_round")
     rate = 0.0  # with which users take their gradients: of the last round
-    average: Tensor | None = None
+    average: FloatArray | None = None
     average_round = 0
 
     def _begin(self, count: int) -> None:
@@ -511,7 +507,7 @@ class OwnLayer(Layer):
         session.must_have(server_round, replies)
         for node, reply in replies.values.items():
             request = relay.requests[node]
-            server.receive(torch.from_numpy(request.users), _tensor(reply.latent))
+            server.receive(request.users, reply.latent)
             # Of a million users neither is to take room while the server steps.
             reply.latent, request.gradient = reply.latent[:0].copy(), request.gradient[:0].copy()
         return server.latent, server.known
@@ -559,7 +555,7 @@ class OwnLayer(Layer):
     def _mean_for(self, users: IntArray) -> tuple[FloatArray | None, int]:
         if self.average is None or (self.has_average[users] >= self.average_round).all():
             return None, 0
-        return self.average.numpy(), self.average_round
+        return self.average, self.average_round
 
     def step(self, server_round: int, gradient: Tensor, rate: float) -> str:
         """Keep the gradients for users, and the mean of the weights that they sent."""
@@ -580,7 +576,7 @@ class OwnLayer(Layer):
             total = np.stack([reply.weight_sum for reply in sent]).sum(0, dtype=np.float64)
             count = np.stack([reply.holders for reply in sent]).sum(0, dtype=np.int64)[:, None]
             mean = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
-            self.average, self.average_round = torch.from_numpy(mean).float(), server_round
+            self.average, self.average_round = mean.astype(np.float32), server_round
         return ""
 
     def _delivered(self, nodes: Iterable[int]) -> None:
@@ -687,11 +683,10 @@ class CommonLayer(Layer):
             rows = reply.latent
             if rows is None:
                 rows = reply.measured[np.isin(request.measured, request.users)]
-            local, vectors = torch.from_numpy(request.users), _tensor(rows)
-            unknown = ~server.known.cpu()[local]
-            server.receive(local[unknown], vectors[unknown])  # the first word from them
-            latent[local.to(server.device)] = vectors.to(server.device)
-            heard[local.to(server.device)] = True
+            unknown = ~server.known.cpu().numpy()[request.users]
+            server.receive(request.users[unknown], rows[unknown])  # the first word from them
+            local, vectors = server.placed(request.users, rows)
+            latent[local], heard[local] = vectors, True
         return latent, heard
 
     def look_ahead(self, server_round: int) -> None:
@@ -761,7 +756,7 @@ class CommonLayer(Layer):
                     self.tally("down", kind, measured, sent.nbytes)
             if reply.measured is not None:
                 self.tally("up", "measured", measured, measured.size * self._vector)
-                relay.server.receive(torch.from_numpy(measured), _tensor(reply.measured))
+                relay.server.receive(measured, reply.measured)
 
     def _sealed_keys(self, nodes: Iterable[int]) -> Mapping[int, common_key.KeyPacket]:
         """Have the common key sealed for SuperNodes that do not have it."""
@@ -926,10 +921,6 @@ class CommonLayer(Layer):
         self.relay.session.tell_all(server_round, content, "train.finish")
 
 
-def _tensor(latent: FloatArray) -> Tensor:
-    return torch.tensor(latent, dtype=torch.float32)
-
-
 # The server's model, as tensors ------------------------------------------------------------------
 
 
@@ -999,11 +990,16 @@ class RelayServer:
         self.known = functional.pad(known.to(self.device), (0, more)) & self.present
         self._forget_graph()
 
-    def receive(self, users: Tensor, latent: Tensor) -> None:
-        users = users.to(self.device)
-        self.latent[users] = latent.to(self.device)
-        if not self.known[users].all():
-            self.known[users] = True
+    def placed(self, users: IntArray, latent: FloatArray) -> tuple[Tensor, Tensor]:
+        """Copy users' numbers and vectors to where the model is."""
+        rows = torch.tensor(latent, dtype=torch.float32)
+        return torch.tensor(users).to(self.device), rows.to(self.device)
+
+    def receive(self, users: IntArray, latent: FloatArray) -> None:
+        local, rows = self.placed(users, latent)
+        self.latent[local] = rows
+        if not self.known[local].all():
+            self.known[local] = True
             self._forget_graph()
 
     # Made when it is needed, not as each SuperNode's first answer comes: there may be a million.

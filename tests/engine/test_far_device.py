@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from ego_helpers import SETTINGS as EGO
@@ -144,11 +145,11 @@ def relay_server(device: Place) -> tuple[Step, Reply]:
     config.device = str(device)  # which no user may choose
     model = build_server_model("gcn", hidden=4, heads=1, classes=CLASSES, dropout=0.0, seed=3)
     server = RelayServer(DATA, model, config, 4)
-    latent = torch.rand(12, 4, generator=torch.Generator().manual_seed(1)).to(device)
+    latent = torch.rand(12, 4, generator=torch.Generator().manual_seed(1)).numpy()
     found: list[Tensor] = []
 
     def step() -> None:
-        server.receive(torch.arange(12), latent)
+        server.receive(np.arange(12), latent)
         found[:] = [server.gradients(1, server.latent, server.known)[1]]
         server.move(1, 0.01)
 

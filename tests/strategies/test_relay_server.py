@@ -82,7 +82,7 @@ def test_the_only_round_has_the_whole_step_size() -> None:
 
 def test_the_average_of_the_servers_weights_by_hand():
     server, course = relay(Echo(), server_average=0.6), list[float]()
-    server.receive(torch.arange(N), functional.one_hot(small_graph().y, C).float())
+    server.receive(np.arange(N), functional.one_hot(small_graph().y, C).numpy())
     average = 0.0
     for number in range(1, 6):
         step(server, number, RATE)
@@ -122,7 +122,7 @@ def test_a_loss_of_few_nodes_has_the_gradients_of_the_whole(
         server = relay(
             build_server_model("gcn", hidden=4, heads=1, classes=C, dropout=0.5, seed=7), data
         )
-        server.receive(torch.arange(400), latent)
+        server.receive(np.arange(400), latent.numpy())
         losses, gradient = step(server, 1, RATE)
         found.append([torch.tensor(losses["loss"]), gradient, *server.model.state_dict().values()])
     assert all(map(torch.equal, *found))
@@ -132,7 +132,7 @@ def test_a_loss_of_few_nodes_has_the_gradients_of_the_whole(
 def test_nobody_with_a_label_has_answered():
     server = relay(gcn())
     assert not server.masks["train"][[3, 4]].any()
-    server.receive(torch.tensor([3, 4]), torch.tensor([[1.0, 0, 0, 0], [0, 2.0, 0, 0]]))
+    server.receive(np.array([3, 4]), np.array([[1.0, 0, 0, 0], [0, 2.0, 0, 0]]))
     losses, gradient = step(server, 1, RATE)
     assert losses["cross_entropy"] == 0
     assert losses["loss"] == pytest.approx(server.reg_weight * losses["regulariser"])
@@ -142,7 +142,7 @@ def test_nobody_with_a_label_has_answered():
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_stops_before_the_step(value: float):
     server = relay(Echo())
-    server.receive(torch.arange(N), torch.full((N, C), value))
+    server.receive(np.arange(N), np.full((N, C), value))
     with pytest.raises(DivergedError, match=r"strategy\.learning_rate.*strategy\.reg_weight"):
         step(server, 4, RATE)
     assert server.model.scale.item() == 1.0
@@ -186,7 +186,7 @@ def link_relay(model: nn.Module) -> LinkRelayServer:
     config = config_of(reg_weight=0.0, weight_decay=0.0)
     config.links = LinksSection(0.1, 0.2, 3)
     one = LinkRelayServer(data, model, config, 4)
-    one.receive(torch.arange(M), torch.randn(M, 4, generator=rng))
+    one.receive(np.arange(M), torch.randn(M, 4, generator=rng).numpy())
     return one
 
 
@@ -447,7 +447,7 @@ def test_newcomers_begin_from_the_seed_or_the_last_mean_and_others_go_on(
     mean = old.strategy.layer.state_dict().get("average")
     new = go_on(old.strategy, tmp_path, 1, alone=int(averages))
     start = shared_linear_weight(FEATURES, new.strategy.layer.settings)
-    start = start if mean is None else torch.where(mean.isnan(), start, mean)
+    start = start if mean is None else torch.from_numpy(np.where(np.isnan(mean), start, mean))
     torch.testing.assert_close(new.weights["latent"][OLD:], WHOLE.x[OLD:] @ start)
     assert new.reports[0].answered == (len(NEW) if averages else 24)
     steps = {u: int(one["step"]) for u, one in saved_users(tmp_path, ROUNDS + 1).items()}
