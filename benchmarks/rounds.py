@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.measure import ROOT, Table, command_of, environment_of, say, spread, table
+from benchmarks.measure import COMMAND, ROOT, Table, environment_of, say, spread, table
 
 WARM_UP = 2  # rounds that are not counted: packing, first touch of memory
 TURNS, THREADS = 3, (1, 2)
@@ -69,7 +69,7 @@ def run_rounds(tree: Path, case: Case, threads: int, bytecode: str) -> list[floa
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         words = ["run", case.config, f"rounds={case.rounds}", *case.settings, *case.flags]
-        command = [*command_of(tree), *words, "device=cpu", "--quiet", "--out", str(out)]
+        command = [*COMMAND, *words, "device=cpu", "--quiet", "--out", str(out)]
         environment = environment_of(tree, threads, bytecode)
         done = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, check=False

@@ -17,16 +17,7 @@ from statistics import fmean
 from flower_graph.apps.cli.run import default_folder
 from flower_graph.apps.cli.say import say, withheld
 from flower_graph.apps.run import check_run, make_server, making_grid
-from flower_graph.audit.attacks import (
-    DEVIATING,
-    EVERYWHERE,
-    Audit,
-    Deviation,
-    Finding,
-    RecordingGrid,
-    findings_of,
-    page,
-)
+from flower_graph.audit import attacks
 from flower_graph.audit.deviating import DeviatingGrid
 from flower_graph.config.common import RunConfig
 from flower_graph.config.rules import ABOVE_ZERO
@@ -58,12 +49,12 @@ def settings_of(
     return result
 
 
-def audit_run(config: RunConfig) -> tuple[list[Finding], float]:
+def audit_run(config: RunConfig) -> tuple[list[attacks.Finding], float]:
     """Run a config with a recording grid and attack the record."""
     started = time.perf_counter()
     method, audit = method_of(config), _audit_of(config)
     nodes = 1 if audit.one_supernode else method.num_clients(config)
-    with making_grid(config, RecordingGrid, nodes) as grid:
+    with making_grid(config, attacks.RecordingGrid, nodes) as grid:
         make_server(config, grid).start(grid, num_rounds=config.rounds)
         findings = audit.attack(config, grid, method)
     for deviation in audit.deviations(config, method):
@@ -71,7 +62,7 @@ def audit_run(config: RunConfig) -> tuple[list[Finding], float]:
     return findings, time.perf_counter() - started
 
 
-def _deviating_run(config: RunConfig, deviation: Deviation, nodes: int) -> Finding:
+def _deviating_run(config: RunConfig, deviation: attacks.Deviation, nodes: int) -> attacks.Finding:
     # Clients that refuse what a deviating server asks may end the run: that is the result, not news
     with (
         making_grid(config, DeviatingGrid, nodes) as grid,
@@ -85,7 +76,7 @@ def _deviating_run(config: RunConfig, deviation: Deviation, nodes: int) -> Findi
     return deviation.finding()
 
 
-def _audit_of(config: RunConfig) -> Audit[RunConfig]:
+def _audit_of(config: RunConfig) -> attacks.Audit[RunConfig]:
     audit = method_of(config).audit()
     if audit is None:
         raise ConfigError(f"app: {config.app} has no audit: its method names no attack")
@@ -116,14 +107,14 @@ def audit_command(args: argparse.Namespace) -> int:
         check_run(config)
     with new_folder(args.out or default_folder(args.config, "audit-")) as out:
         record = _audit(args, plans)
-        shown = page(record, _notes(record))
+        shown = attacks.page(record, _notes(record))
         from flower_graph.report.plots import save_audit  # slow to import
 
         write_json(out / JSON, record)
-        write_text(out / PAGE, f"{shown}\n{EVERYWHERE}\n")
+        write_text(out / PAGE, f"{shown}\n{attacks.EVERYWHERE}\n")
         title = f"{record['config']}: what the server learns"
         save_audit(out / PICTURE, record["findings"], title=title)
-        say(shown, EVERYWHERE, f"\nwritten to {out}")
+        say(shown, attacks.EVERYWHERE, f"\nwritten to {out}")
     return 0
 
 
@@ -145,10 +136,10 @@ def write_index(folder: Path) -> Path:
         with reading(path, OutputError, "not the result of an audit"):
             record = read_json(path)
             picture = f"![{record['config']}]({path.parent.name}/{PICTURE})"
-            parts.append(f"{page(record, _notes(record), level=2)}\n{picture}\n")
+            parts.append(f"{attacks.page(record, _notes(record), level=2)}\n{picture}\n")
     if not parts:
         raise OutputError(f"--page {folder}: no sub-folder has {JSON}; run an audit first")
-    head = f"# Privacy audit\n\nWritten by `flower-graph audit --page`. {EVERYWHERE}\n"
+    head = f"# Privacy audit\n\nWritten by `flower-graph audit --page`. {attacks.EVERYWHERE}\n"
     write_text(folder / INDEX, "\n".join([head, *parts]))
     return folder / INDEX
 
@@ -157,7 +148,7 @@ def _notes(record: Tree) -> Sequence[str]:
     audit = method_named(record["app"]).audit()
     notes = () if audit is None else audit.notes
     lies = any(one["attack"].startswith("deviating server") for one in record["findings"])
-    return [*notes, *([DEVIATING] if lies else ())]
+    return [*notes, *([attacks.DEVIATING] if lies else ())]
 
 
 def _audit(args: argparse.Namespace, plans: Sequence[Sequence[tuple[str, RunConfig]]]) -> Tree:
@@ -169,7 +160,7 @@ def _audit(args: argparse.Namespace, plans: Sequence[Sequence[tuple[str, RunConf
             results.append(found)
             seconds.append(spent)
             say(f"{name}, seed {local.seed}: {spent:.0f} s", to=sys.stderr)
-        findings += findings_of(name, results)
+        findings += attacks.findings_of(name, results)
         settings.append({"name": name, "seconds": fmean(seconds), "config": to_dict(config)})
     return {
         "config": args.config,

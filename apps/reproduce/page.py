@@ -14,15 +14,7 @@ from flower_graph.apps.reproduce import table as t
 from flower_graph.apps.reproduce.runs import AXES, BUDGET, Curves, Store, tried
 from flower_graph.errors import ConfigError
 from flower_graph.records.rounds import merit
-from flower_graph.report import plots
-from flower_graph.report.result import (
-    MOST_CHANCE,
-    correct,
-    describe,
-    differences,
-    holm,
-    paired,
-)
+from flower_graph.report import plots, result
 from flower_graph.storage.reading import Tree
 from flower_graph.wire.keys import ACCURACY, SCORES, VALUE_SCORES
 
@@ -67,7 +59,7 @@ def make_rows(lines: Sequence[t.Line], store: Store) -> Results:
             made = {one.label: _row(line, one, group, lines, store) for one in line.wanted}
             if rows := {label: row for label, row in made.items() if row}:
                 results[line, group] = rows
-    correct(all_rows(results))
+    result.correct(all_rows(results))
     return results
 
 
@@ -88,7 +80,7 @@ def _row(
         if not others:
             return None
         other = min(others, key=lambda one: one.model != line.model)
-        values = differences(values, _values(other, figure, group, store))
+        values = result.differences(values, _values(other, figure, group, store))
         ours, theirs = _mean(line.paper.get(t.TEST)), _mean(other.paper.get(t.TEST))
         if figure.of == t.TEST and None not in (ours, theirs) and paper is None:
             paper = ours - theirs
@@ -98,7 +90,7 @@ def _row(
         **{key: getattr(line, key) for key in ("table", "data", "model", "method")},
         "metric": figure.name,
         "paper": paper,
-        **describe([*values.values()]),
+        **result.describe([*values.values()]),
         "seeds": [*values],
         "config": line.config,
         "settings": settings,
@@ -107,7 +99,7 @@ def _row(
         **line.keys,
         **figure.keys,
         **next((run.groups[group][0] for run in runs.values() if run.groups), {}),
-        **(paired([*values.values()]) if figure.over else {}),
+        **(result.paired([*values.values()]) if figure.over else {}),
     }
 
 
@@ -320,11 +312,13 @@ def winner(rows: Sequence[Row]) -> str:
     best = max(rows, key=lambda row: merit(metric, row["mean"]))
     others = [row for row in rows if row is not best]
     ours, *theirs = [dict(zip(r["seeds"], r["values"], strict=True)) for r in (best, *others)]
-    chances = [paired([*differences(ours, one).values()] or [0.0])["p"] for one in theirs]
+    chances = [
+        result.paired([*result.differences(ours, one).values()] or [0.0])["p"] for one in theirs
+    ]
     near = [
         row["method"] + cut_off([row])
-        for row, p in zip(others, holm(chances), strict=True)
-        if p is None or p >= MOST_CHANCE
+        for row, p in zip(others, result.holm(chances), strict=True)
+        if p is None or p >= result.MOST_CHANCE
     ]
     beside = f" (not apart: {', '.join(near)})" if near else ""
     return str(best["method"]) + cut_off([best]) + beside
@@ -362,7 +356,9 @@ def choices_page(lines: Sequence[t.Line], store: Store) -> str | None:
                 continue
             metric = next(iter(curves.values())).metric
             metrics[metric] = None
-            row = describe([one.best("val") for one in curves.values()]) | {"seeds": [*curves]}
+            row = result.describe([one.best("val") for one in curves.values()]) | {
+                "seeds": [*curves]
+            }
             only = [one for one in choice if any(one not in c for c in line.choices)]
             end = to_the_end(line, curves, runs[0].overrides)
             rows[runs[0].key] = {

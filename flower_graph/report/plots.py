@@ -132,7 +132,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def svg(draw: Draw, height: float = SIZE[1]) -> str:
-    """Draw a panel as an SVG element of any width."""
+    """Draw a panel as an SVG element, to which the page's style gives a width."""
     stream = io.StringIO()
     with rc_context(STYLE):
         figure = picture([[draw]], (SIZE[0], height))
@@ -140,13 +140,11 @@ def svg(draw: Draw, height: float = SIZE[1]) -> str:
         salt = sha256(repr([axes.get_ylabel() for axes in figure.axes]).encode()).hexdigest()
         with rc_context({"svg.hashsalt": salt}):
             canvas: Any = FigureCanvasSVG(figure)  # its method has no types
-            canvas.print_svg(stream, metadata={"Date": None, "Creator": None})
+            without = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+            canvas.print_svg(stream, metadata=without)
     text = stream.getvalue()
-    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    head, _, rest = text.partition(">")
-    head = re.sub(r' (width|height)="[^"]*"', "", head)
     # Groups are named alike in all pictures; nothing refers to these names.
-    return re.sub(r'<g id="[^"]*"', "<g", f"{head}>{rest}")
+    return re.sub(r'<g id="[^"]*"', "<g", text[text.index("<svg") :])
 
 
 # Curves ------------------------------------------------------------------------------------------

@@ -65,18 +65,6 @@ def figures(reports: list[RoundReport]) -> list[float]:
     ]
 
 
-def graphless(config: Any) -> int:
-    return sum(graph.is_graphless for graph in fedgls.METHOD.graphs(config))
-
-
-def test_a_share_of_the_clients_has_no_edges() -> None:
-    found = [
-        graphless(fedgls_of("strategy.name=fed-mlp", f"graph.graphless_ratio={ratio}"))
-        for ratio in (0, 0.3, 0.7, 1)
-    ]
-    assert found == [0, 1, 3, 4]
-
-
 def test_without_a_graphless_client_there_is_nothing_to_learn() -> None:
     none = "graph.graphless_ratio=0"
     with pytest.raises(ConfigError, match="graphless_ratio: 0"):
