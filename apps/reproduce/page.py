@@ -288,7 +288,7 @@ def _form(figure: t.Figure, scale: int) -> tuple[float, str]:
     if figure.over:
         is_value = any(one in figure.of for one in VALUE_SCORES)
         return (1, "+.2f") if is_value else (100, "+.1f")
-    spec = FORMATS[figure.name]
+    spec = FORMATS.get(figure.of or figure.name, ".3f")
     is_percent = scale > 1 and spec == ".3f" and "precision" not in figure.name
     return (scale, ".1f") if is_percent else (1, spec)
 
