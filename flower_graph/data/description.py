@@ -261,10 +261,10 @@ def read_features(
     if given.layout != torch.strided:
         advice = "They are sparse, and would be made dense: use fewer of them."
         check_dense_size(given.size(0), given.size(1), advice)
-        notes.append(f"{str(given.layout).removeprefix('torch.')} features made dense")
+        notes.append(f"{given.layout} features made dense")
         given = given.to_dense()
     if given.dtype != torch.float32:
-        notes.append(f"features of {kind_of(given)} taken as float32")
+        notes.append(f"features of {given.dtype} taken as float32")
     result = given.to(torch.float32)
     if not torch.isfinite(result.sum()):  # if it is, every term is, and takes no second matrix
         wrong = torch.isinf(result) if missing == MEAN else ~torch.isfinite(result)
@@ -308,7 +308,7 @@ def read_mask(part: str, mask: object, n: int, notes: list[str]) -> Tensor | Non
     if not is_fit or ((given != 0) & (given != 1)).any():
         raise unfit(part, given, f"bool [{n}], or 0 and 1")
     if given.dtype != torch.bool:
-        notes.append(f"{part} of {kind_of(given)} taken as true and false")
+        notes.append(f"{part} of {given.dtype} taken as true and false")
     return given.bool()
 
 
@@ -559,7 +559,7 @@ def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str
             raise unfit("y", given, "a whole number for each row of x; of one-hot rows y.argmax(1)")
         if not given.is_floating_point():
             return given.long()
-        notes.append(f"labels of {kind_of(given)} taken as whole numbers")
+        notes.append(f"labels of {given.dtype} taken as whole numbers")
         y = given.tolist()
     every = (int(one) if isinstance(one, bool) else one for one in listed("y", y))
     words = [*each(every, word_of, "y[{}] (of one-hot rows y.argmax(1))".format)]
@@ -649,11 +649,6 @@ def column_of(key: str, value: object) -> Tensor:
     """Turn numbers into a tensor as ``as_tensor`` does; one column becomes a vector."""
     result = as_tensor(key, value)
     return result.flatten() if result.dim() == 2 and result.size(1) == 1 else result
-
-
-def kind_of(value: Tensor) -> str:
-    """Name the type of a tensor's numbers."""
-    return str(value.dtype).removeprefix("torch.")
 
 
 # What pandas, R, Excel, databases and Python write for nothing

@@ -17,7 +17,6 @@ from flower_graph.config.common import (
     AS_IS,
     AUTO,
     AUTO_DENSE,
-    COMMA,
     MEAN,
     POINT,
     PRESENCE,
@@ -59,10 +58,6 @@ class ReadOptions(NamedTuple):
         learns_values = getattr(config, "task", None) == VALUES
         parts = learns_values, config.takes_edge_weights, config.takes_sparse
         return cls(*cls.of(config.data)[:7], *parts)
-
-    @property
-    def has_comma(self) -> bool:
-        return self.decimal == COMMA
 
 
 PLAIN = ReadOptions()

@@ -432,9 +432,8 @@ def user_cache() -> Path:
 
 def data_root(setting: str | None) -> Path | None:
     """Return the folder of raw files, or None when none is set."""
-    value, origin = setting, "data.root"
-    if not value:
-        value, origin = os.environ.get(ROOT_VARIABLE), ROOT_VARIABLE
+    variable = os.environ.get(ROOT_VARIABLE)
+    value, origin = (setting, "data.root") if setting else (variable, ROOT_VARIABLE)
     if not value:
         return None
     folder = Path(value).expanduser()

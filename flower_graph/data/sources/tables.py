@@ -22,7 +22,7 @@ from xml.parsers import expat
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import ONE_HOT
+from flower_graph.config.common import COMMA, ONE_HOT
 from flower_graph.data.description import BLANK, each, number_of, saying, word_of
 from flower_graph.data.features import Columns, ReadOptions, encode_words
 from flower_graph.data.graph import PARTS
@@ -115,7 +115,7 @@ class _Entries(NamedTuple):
 
     def each(self, key: str, given: Sequence[object], read: Callable[..., T]) -> Iterator[T]:
         """Read one cell after the other; errors name its place."""
-        read = partial(read, comma=self.how.has_comma)
+        read = partial(read, comma=self.how.decimal == COMMA)
         return each(given, read, lambda row: f"{self.unit} {self.places[row]}: {key}")
 
     def words(self, key: str, given: Sequence[object]) -> list[str | None]:
@@ -125,7 +125,7 @@ class _Entries(NamedTuple):
         """Return numbers, float64 ``[n]``, NaN for a word or nothing, and the words by row."""
         given, words = self.cells[key], dict[int, str]()
         with suppress(TypeError, ValueError, OverflowError):  # all at once, which is fast
-            if not self.how.has_comma:
+            if self.how.decimal != COMMA:
                 return torch.tensor([*map(float, given)], dtype=torch.float64), words
         found = [*self.each(key, given, number_of)]
         for row, value in enumerate(given):
