@@ -204,9 +204,7 @@ def describe_graph(data: Any, how: ReadOptions = PLAIN, where: str = "") -> NewG
     """Bring features, edges, labels and masks into canonical form, without numbering classes."""
     values = entries_of(data)
     notes = [*(values.get("notes") or ())]
-    x, y, edges, names, columns = (
-        values.get(key) for key in ("x", "y", "edge_index", "names", "columns")
-    )
+    x, y, edges, names, columns = map(values.get, ("x", "y", "edge_index", "names", "columns"))
     if isinstance(x, Tensor) and x.dim() == 2 and x.size(1) == 0:
         x = None
     if y is None and how.needs_labels:
@@ -573,11 +571,9 @@ def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str
     if other := [one for one in numbers if not (math.isnan(one) or one.is_integer())]:
         fraction = "a class must be a whole number; task=values learns such numbers"
         raise FractionalLabelsError(f"y[{numbers.index(other[0])}] is {other[0]}: {fraction}")
-    if all(word is None or WHOLE.fullmatch(word) for word in words) and all(
-        not abs(one) >= EXACT for one in numbers
-    ):
-        return torch.tensor([-1 if word is None else int(word) for word in words]).long()
-    return words
+    whole = [int(word or -1) for word in words if word is None or WHOLE.fullmatch(word)]
+    is_whole = len(whole) == len(words) and all(abs(one) < EXACT for one in whole)
+    return torch.tensor(whole).long() if is_whole else words
 
 
 def read_targets(y: object, n: int | None) -> Tensor:
