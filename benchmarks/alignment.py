@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchmarks import parties
 from benchmarks.measure import duration, say, spread, table
-from flower_graph.ops import align_pairs, consensus
+from flower_graph.ops.procrustes import align_pairs, consensus
 from flower_graph.rng import generator
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.server import AlignmentServer

@@ -47,12 +47,12 @@ if TYPE_CHECKING:
     from flower_graph.method.run import Run as Run
     from flower_graph.method.run import load_run as load_run
     from flower_graph.models import SplitGCN as SplitGCN
-    from flower_graph.ops import Consensus as Consensus
-    from flower_graph.ops import align_pairs as align_pairs
-    from flower_graph.ops import alignment_precision as alignment_precision
-    from flower_graph.ops import consensus as consensus
-    from flower_graph.ops import orthogonal_procrustes as orthogonal_procrustes
     from flower_graph.ops import procrustes as procrustes
+    from flower_graph.ops.procrustes import Consensus as Consensus
+    from flower_graph.ops.procrustes import align_pairs as align_pairs
+    from flower_graph.ops.procrustes import alignment_precision as alignment_precision
+    from flower_graph.ops.procrustes import consensus as consensus
+    from flower_graph.ops.procrustes import orthogonal_procrustes as orthogonal_procrustes
     from flower_graph.secure.sum.client import SecureSumClient as SecureSumClient
     from flower_graph.server import sums as secure_sum  # noqa: F401
     from flower_graph.server.averaging import ReportedFedAvg as ReportedFedAvg

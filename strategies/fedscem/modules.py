@@ -260,7 +260,7 @@ class EgoCohort(Cohort):
         clients = self.clients if clients is None else clients
         if strange := sorted(set(clients).difference(self.graphs)):
             raise ValueError(f"clients {strange} are not among {self.clients}")
-        with self.learners(sorted(clients, key=self.clients.index)) as (learner,):
+        with self.learners(sorted(clients, key=self._places.__getitem__)) as (learner,):
             yield EgoGroup(learner, self.settings)
 
     @torch.no_grad()

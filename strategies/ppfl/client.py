@@ -33,7 +33,7 @@ from torch.nn.functional import cosine_similarity
 from flower_graph.client.state import CohortState, Tensors
 from flower_graph.errors import MalformedReplyError, RefusedError, StateLostError, brief
 from flower_graph.flower_compat import NumPyClient
-from flower_graph.ops import alignment_precision, orthogonal_procrustes
+from flower_graph.ops.procrustes import alignment_precision, orthogonal_procrustes
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Embeddings, Predictions, SavedModels, Snapshot
 from flower_graph.rng import derive_seed

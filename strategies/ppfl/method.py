@@ -32,7 +32,7 @@ from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import DataError, OutputError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.method import GraphMethod, Partition
-from flower_graph.ops import alignment_precision, orthogonal_procrustes
+from flower_graph.ops.procrustes import alignment_precision, orthogonal_procrustes
 from flower_graph.outputs.client import client_folders
 from flower_graph.rng import derive_seed
 from flower_graph.strategies.ppfl.client import (

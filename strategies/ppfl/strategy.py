@@ -55,7 +55,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.config.rules import choice
-from flower_graph.ops import align_pairs, alignment_precision, consensus, orthogonal_procrustes
+from flower_graph.ops.procrustes import (
+    align_pairs,
+    alignment_precision,
+    consensus,
+    orthogonal_procrustes,
+)
 from flower_graph.records.participation import NOT_READY, Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator

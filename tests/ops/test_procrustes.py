@@ -12,9 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flower_graph.ops import align_pairs, alignment_precision, consensus, orthogonal_procrustes
 from flower_graph.ops import procrustes as module
-from flower_graph.ops.procrustes import LIMIT
+from flower_graph.ops.procrustes import (
+    LIMIT,
+    align_pairs,
+    alignment_precision,
+    consensus,
+    orthogonal_procrustes,
+)
 
 seeds = st.integers(0, 10**6)
 DOUBLE = torch.float64

@@ -9,7 +9,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 from public_helpers import make_grid, still_member
 
-from flower_graph.ops import orthogonal_procrustes
+from flower_graph.ops.procrustes import orthogonal_procrustes
 from flower_graph.strategies.ppfl.client import first_points
 from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment, SecureConsensus
 

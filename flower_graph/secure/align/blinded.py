@@ -1,19 +1,16 @@
-"""Common parts of the alignment by blinded identities: messages, names, their union.
+"""Common parts of the alignment by blinded identities: messages, names, their union, proofs.
 
 Clients want a common name for an identity that reveals the identity to nobody else. A plain hash is
 not enough: an attacker that can list the identities can hash them all. So the name of an identity
 is ``F(id) = SHA-512(id, k · H(id))``, where ``k`` is the sum of the secrets of a few clients, the
-*key-holders*. A client learns ``k · H(id)`` without revealing the identity: it sends ``r · H(id)``
-for a random ``r``, which is a uniformly random point; every key-holder multiplies it by its own
-secret; the client divides the sum by ``r``. This is 2HashDH, the oblivious pseudo-random function
-of RFC 9497 in its unverified mode, with the key split by addition: it takes all key-holders
-together to try out identities.
+*key-holders*. A client sends ``r · H(id)`` for a random ``r``, which is a uniformly random point;
+every key-holder multiplies it by its own secret; the client divides the sum by ``r``. This is
+2HashDH, the oblivious pseudo-random function of RFC 9497 in its unverified mode, with the key split
+by addition: it takes all key-holders together to try out identities.
 
 Group operations are libsodium's, the hashes are ``hashlib``'s. Points and scalars are 32 bytes.
-
-No other message uses these messages' keys, so that they can travel with others in one exchange.
-Rows of bytes (points, tokens) of several clients are concatenated, with the clients' numbers beside
-them.
+Rows of bytes (points, tokens) of several clients are concatenated. No other message uses these
+messages' keys, so that they can travel with others in one exchange.
 
 *Proofs.* Where clients do not trust the server, every step is signed or proved. *Parties* are
 SuperNodes with a registered key (``parties/registry.py``).
@@ -21,30 +18,24 @@ SuperNodes with a registered key (``parties/registry.py``).
 - A party signs each block of points that its clients send. A key-holder evaluates only blocks that
   are signed by a party to which the client is granted, no larger than declared, and one for each
   client: so a party can try out identities only with blocks of its own, which are counted.
-- Key-holders follow from the epoch's seed, to which all parties committed: its first
-  ``KEY_HOLDERS`` parties, or the next in the draw for absent ones, among the first
-  ``MOST_HOLDERS``.
-- A key-holder signs the public key of its share and proves each client's answers (`prove`). The
-  server forwards answers and proofs as they are. Clients check key, place in the draw and proof of
-  every key-holder, and add the answers up themselves.
-
-A server that names any party absent has ``MOST_HOLDERS`` parties to find ``KEY_HOLDERS``
-accomplices among: of a tenth that collude, once in 120 runs.
+- Key-holders are the first ``KEY_HOLDERS`` parties in the order of the epoch's seed, to which all
+  parties committed; or, for absent ones, the next among the first ``MOST_HOLDERS``. A server that
+  names any party absent finds ``KEY_HOLDERS`` accomplices there, of a tenth that collude, once in
+  120 runs.
+- A key-holder signs the public key of its share and proves each client's answers (`prove`). Clients
+  check key, place in the draw and proof of every key-holder, and add the answers up themselves.
 
 *In the clear*, clients send a hash of each identity, which the server can try out. There are no
 key-holders, no union to sum, and no slot keys: the server sees the sums of the slots.
 
-One sum of vectors gives the union of many sets, with multiplicities. Every client writes its tokens
-into a table, an invertible Bloom lookup table; the secure sum adds up the tables; the total alone
-gives the tokens of all clients, each with the number of clients that have it, and no information on
-which client has which token.
-
-A token is added to one cell in each of four parts of the table. A cell has three 64-bit words, all
-of them sums over what was added: a *marker* (1 in the lower 16 bits, a hash of the token above) and
-the token's two halves. If a cell holds one token only, *c* times, the lower bits of the marker are
-*c*, dividing the halves by *c* gives the token, and the hash confirms it. Removing that token from
-its other cells exposes the next tokens. All words are sums modulo 2^64, so cells that overflow on
-the way are right again after they are emptied.
+*The union.* Every client writes its tokens into a table, an invertible Bloom lookup table; the
+secure sum adds up the tables; the total gives the tokens of all clients, each with the number of
+clients that have it, and no information on which client has which token. A token is added to one
+cell in each of four parts of the table. A cell has three 64-bit words: a *marker* (1 in the lower
+16 bits, a hash of the token above) and the token's two halves. If a cell holds one token only, *c*
+times, the lower bits of the marker are *c*, dividing the halves by *c* gives the token, and the
+hash confirms it. Removing that token from its other cells exposes the next tokens. All words are
+sums modulo 2^64, so cells that overflow on the way are right again after they are emptied.
 """
 
 import hashlib
