@@ -12,7 +12,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -51,7 +51,7 @@ from flower_graph.secure.sum.messages import (
     sum_bytes,
 )
 from flower_graph.secure.sum.partners import check_shares, partners, plan
-from flower_graph.secure.sum.server import Cause, Circle, Reason, Skipped, SumResult, SumRound
+from flower_graph.secure.sum.server import Cause, Circle, Reason, Skipped, SumRound
 from flower_graph.server.session import Membership
 from flower_graph.wire.arrays import Config, Scalar, read_array
 from flower_graph.wire.client_errors import Kind
@@ -74,6 +74,27 @@ class Summed:
     # [L] float64, the sum of the contributors' vectors, each rounded to the resolution
     values: NDArray[np.float64]
     contributors: NDArray[np.int64]  # Numbers of the clients in it
+
+
+@dataclass
+class Opened:
+    """What came of a sum: its words, or why there are none, and who is left out."""
+
+    number: int  # of the sum
+    # Any: words of a ring; of a sum in the clear, numbers
+    total: NDArray[Any] | None = None  # [L]
+    contributors: list[int] = field(default_factory=list)  # clients in it
+    skipped: str = ""
+    failed: dict[int, str] = field(default_factory=dict)  # clients at fault, or left out
+    silent: list[Rejected] = field(default_factory=list)  # SuperNodes without a usable answer
+    others: list[str] = field(default_factory=list)  # faults of nobody knows whom
+
+    @property
+    def rejected(self) -> list[dict[str, object]]:
+        """The entries of a report about all these."""
+        result: list[dict[str, object]] = [{"reason": why} for why in self.others]
+        result += [{"node": one.node_id, "reason": one.reason} for one in self.silent]
+        return [*result, *({"client": c, "reason": why} for c, why in self.failed.items())]
 
 
 # Sends messages of an action in a round, and has each reply taken: ``SecureSum.tell``. Any: what is
@@ -614,7 +635,7 @@ class SecureSum:
         self._limit = limit
         self.ring_for = partial(Ring.fit, limit=limit, resolution=resolution, guard=guard)
         self.ring = self.ring_for(2)  # of the newest sum; this refuses impossible numbers
-        self.rejected: list[Rejected] = []  # SuperNodes left out of an exchange; for the caller
+        self.rejected: list[Rejected] = []  # SuperNodes left out of an exchange of the newest sum
         refuse_if(min_nodes < 1, f"min_nodes: {min_nodes} is not at least 1", ValueError)
         self._min_nodes = max(server.fewest_nodes, min_nodes)
 
@@ -667,6 +688,7 @@ class SecureSum:
         server, exchange, timeout = self.server, self._exchange, self._timeout
         assert isinstance(exchange, Exchange)
         present = exchange.nodes(self._min_nodes, timeout) if nodes is None else sorted(nodes)
+        self.rejected = []
         server.renew()
         server.permitted = nodes if isinstance(nodes, Mapping) else None
         self.rejected += server.ask(exchange, present, server_round, timeout)
@@ -718,27 +740,11 @@ class SecureSum:
 
     def close(self, server_round: int) -> Summed | Skipped:
         """Remove the masks, in an exchange that also makes the next sum ready."""
-        ring, result = self.ring, self.open(server_round, self.server.available)
-        if isinstance(result, Skipped):
-            return result
-        try:
-            values = ring.decode(result.total)
-            ring.check_sums(values, result.contributors.size)
-        except UnreadableSumError as error:  # nobody can say whose words were wrong
-            text = f"a client's part of the sum was not as agreed: {error}"
-            return Skipped(Reason(Cause.SKIPPED, text))
-        return Summed(values, result.contributors)
-
-    def take_rejected(self) -> list[Rejected]:
-        rejected, self.rejected = self.rejected, []
-        return rejected
-
-    def take_faults(self) -> tuple[dict[int, str], list[dict[str, object]]]:
-        """Return clients at fault since the last call, and a report's entries of all left out."""
-        blamed, rejected = self.server.take_blamed(), self.take_rejected()
-        failed = {one.client: str(one) for one in blamed if one.client is not None}
-        entries = [{"node": one.node_id, "reason": one.reason} for one in rejected]
-        return failed, [*entries, *({"client": c, "reason": why} for c, why in failed.items())]
+        ring, found = self.ring, self.open(server_round, self.server.available)
+        values = read_sum(found, ring)
+        if values is None:
+            return Skipped(Reason(Cause.SKIPPED, found.skipped, round=found.number))
+        return Summed(values, np.array(found.contributors, np.int64))
 
     def forget(self, node: int) -> None:
         """Remove a SuperNode that has lost its keys; it is asked for new ones."""
@@ -757,7 +763,7 @@ class SecureSum:
         """Prepare a sum for some clients, in an exchange of its own."""
         self._turn(server_round, clients)
 
-    def open(self, server_round: int, following: Iterable[int] | None) -> SumResult | Skipped:
+    def open(self, server_round: int, following: Iterable[int] | None) -> Opened:
         """Remove the masks of the newest sum and prepare the next, in one exchange.
 
         ``following`` are the clients of the next sum; None: no next sum yet. The words of a sum
@@ -767,7 +773,17 @@ class SecureSum:
         # Parties that do not trust the server settle and sign the list of members
         self.tell(server_round, "sum_list", done.list_requests(), ListReply, done.take)
         self._turn(server_round, following, done)
-        return done.result()
+        result, blamed = done.result(), self.server.take_blamed()
+        failed = {one.client: str(one) for one in blamed if one.client is not None}
+        found = Opened(done.number, failed=failed, silent=[*self.rejected])
+        if isinstance(result, Skipped):
+            found.skipped = str(result.reason)
+            LOG.warning("round %d: no sum: %s", server_round, found.skipped)
+        else:
+            found.total, found.contributors = result.total, result.contributors.tolist()
+        for entry in found.rejected:
+            LOG.warning("round %d: %s", server_round, entry)
+        return found
 
     def _turn(
         self, server_round: int, following: Iterable[int] | None, done: SumRound | None = None
@@ -827,3 +843,16 @@ class SecureSum:
             if entry.kind is Kind.STATE_LOST:
                 self.forget(entry.node_id)
         return replies
+
+
+def read_sum(found: Opened, ring: Ring) -> NDArray[np.float64] | None:
+    """Return the numbers of a sum; None if there are none, and ``found`` says why."""
+    if found.total is None:
+        return None
+    try:
+        values = ring.decode(found.total)
+        ring.check_sums(values, len(found.contributors))
+    except UnreadableSumError as error:  # nobody can say whose words were wrong
+        found.skipped = f"a client's part of the sum was not as agreed: {error}"
+        return None
+    return values

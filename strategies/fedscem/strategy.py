@@ -37,7 +37,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -64,10 +64,9 @@ from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import KeyReply, MaskedReply
-from flower_graph.secure.sum.server import Skipped
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session, renamed
-from flower_graph.server.sums import PartySums, SecureSum, SumServer, Tell
+from flower_graph.server.sums import Opened, PartySums, SecureSum, SumServer, Tell
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.fedscem.client import (
     SUMMED_NAMES,
@@ -99,18 +98,6 @@ ROUNDING = 1e-3  # of a client's accuracy in a plain sum
 FINE = 2.0**-20  # step of fixed-point weights: in a round they change by less than embeddings do
 # Client numbers that one SuperNode may claim where identities are blinded: half of all there can be
 MOST_CLAIMED = MAX_CLIENTS // 2
-
-
-@dataclass
-class RoundSum:
-    """A round's sum, or why there is none."""
-
-    number: int  # of the secure sum
-    total: SumArray | None = None  # [L]
-    answered: list[int] = field(default_factory=list)  # clients in it
-    skipped: str = ""
-    failed: dict[int, str] = field(default_factory=dict)  # errors of clients
-    rejected: list[dict[str, object]] = field(default_factory=list)  # clients and SuperNodes
 
 
 class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
@@ -199,6 +186,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             masks = session.sums.round.mask_requests(self.layout.length, self.ring.word, terms)
             chosen = {node: mask.clients.tolist() for node, mask in masks.items()}
             self._drawn = set(session.sums.clients)
+            session.sums.rejected.clear()  # the session has them
         else:
             masks, self._drawn = {}, set(session.sample(server_round))
             hosted = session.clients.items()
@@ -239,9 +227,15 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         if self.requests:  # without requests the round is skipped
             session.must_have(server_round, replies)
         silent = list(session.rejected)  # clients that fail after this have sent their vector
-        found = self._opened(server_round) if self.ring is not None else self._added(server_round)
+        is_last = server_round > session.rounds
+        if self.ring is None:
+            found = self._added(server_round)
+        else:  # the masks are taken away in an exchange that prepares the next sum
+            found = session.sums.open(
+                server_round, None if is_last else session.sample(server_round + 1)
+            )
         session.rejected = silent
-        found.rejected += [{"node": one.node_id, "reason": one.reason} for one in silent]
+        found.silent += silent
         self._count(found)
         means = mean_metrics(self._take(server_round, found), self.settings.tau)
         loss, contrast = means["cross-entropy"], means["contrast"]
@@ -252,7 +246,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         report = self.report(
             server_round - 1,
             session.participation(
-                found.answered,
+                found.contributors,
                 failed=found.failed,
                 left_out=grouped(session.unaligned | undone | blamed),
                 no_use=found.skipped,
@@ -315,37 +309,20 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
 
     # What a round's sum is, and what it says
 
-    def _opened(self, server_round: int) -> RoundSum:
-        """Take the masks away, in an exchange that prepares the next sum."""
-        session, sums = self.session, self.session.sums
-        found = RoundSum(sums.number)
-        is_last = server_round > session.rounds
-        sums.rejected.clear()  # the session has those that were silent before
-        result = sums.open(server_round, None if is_last else session.sample(server_round + 1))
-        found.failed, found.rejected = sums.take_faults()
-        for entry in found.rejected:
-            LOG.warning("round %d: %s", server_round, entry)
-        if isinstance(result, Skipped):
-            found.skipped = str(result.reason)
-            LOG.warning("round %d is skipped: %s", server_round, found.skipped)
-        else:
-            found.total, found.answered = result.total, result.contributors.tolist()
-        return found
-
-    def _added(self, server_round: int) -> RoundSum:
-        found = RoundSum(server_round)
+    def _added(self, server_round: int) -> Opened:
+        """Add up the vectors of a sum in the clear."""
+        found = Opened(server_round)
         if not self.answers:
             found.skipped = "no client sent its vector"
             return found
         found.total = np.sum([reply.total for reply in self.answers.values()], axis=0)
         for node, reply in self.answers.items():
             local = self.session.clients[node]
-            found.answered += reply.clients.tolist()
+            found.contributors += reply.clients.tolist()
             found.failed |= {c: why for c, why in reply.left_out.items() if c in local}
-        found.rejected = [{"client": c, "reason": why} for c, why in found.failed.items()]
         return found
 
-    def _take(self, server_round: int, found: RoundSum) -> dict[str, float]:
+    def _take(self, server_round: int, found: Opened) -> dict[str, float]:
         self.sums = self.counts = None
         metrics = dict.fromkeys(SUMMED_NAMES, math.nan)
         if found.total is None:
@@ -354,19 +331,17 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             metrics = self._read(server_round, found, found.total)
         except ValueError as error:  # nobody knows whose words were wrong
             found.skipped = f"a client's part of the sum was not as agreed: {error}"
-            found.answered = []
+            found.contributors = []
             LOG.warning("round %d: %s", server_round, found.skipped)
         if metrics[UNREAD] > 0:
-            why = (
-                f"{metrics[UNREAD]:.0f} of {len(found.answered)} clients could not read the means "
-                "and went on alone: a client's part of the sum was not as agreed"
-            )
-            found.rejected.append({"reason": why})
+            why = f"{metrics[UNREAD]:.0f} of {len(found.contributors)} clients could not read the "
+            why += "means and went on alone: a client's part of the sum was not as agreed"
+            found.others.append(why)
             LOG.warning("round %d: %s", server_round - 1, why)
         return metrics
 
-    def _read(self, server_round: int, found: RoundSum, total: SumArray) -> dict[str, float]:
-        layout, ring, count = self.layout, self.ring, len(found.answered)
+    def _read(self, server_round: int, found: Opened, total: SumArray) -> dict[str, float]:
+        layout, ring, count = self.layout, self.ring, len(found.contributors)
         measured, weights, self.counts = read_sum(total, layout, ring, count)
         if layout.weights:
             self.model = (weights / count).astype(np.float32)
@@ -380,12 +355,12 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             self.sums = Sums(server_round, [found.number, count], embeddings, counts)
             if layout.checks:
                 tags = total[layout.tags].astype("<u8").view(np.uint8).reshape(layout.checks, -1)
-                members = np.array(sorted(found.answered))
+                members = np.array(sorted(found.contributors))
                 self.sums = self.sums._replace(members=members, checks=tags)
         return measured
 
-    def _count(self, found: RoundSum) -> None:
-        layout, count, up = self.layout, self.session.ledger.count, len(found.answered)
+    def _count(self, found: Opened) -> None:
+        layout, count, up = self.layout, self.session.ledger.count, len(found.contributors)
         asked = sum(map(len, self.session.asked.values()))
         word = 8 if self.ring is None else self.ring.word // 8
         if self.sums is not None:
@@ -584,16 +559,16 @@ class EgoSession(Session):
             message_type="train.union",
             max_reply_bytes=reply_bytes(length, self.most_clients),
         )
-        result = sums.open(server_round, None)
-        if not isinstance(result, Skipped):
-            aligner.take_union(result.total, result.contributors.tolist())
+        found = sums.open(server_round, None)
+        if found.total is not None:
+            aligner.take_union(found.total, found.contributors)
         elif self.members.out.isdisjoint(clients):  # otherwise the spoiler is known
-            silent = {entry.node_id for entry in [*replies.rejected, *sums.rejected]}
+            silent = {entry.node_id for entry in [*replies.rejected, *found.silent]}
             hosted = self.members.clients
             absent = [c for c in clients if any(c in hosted.get(node, ()) for node in silent)]
             for node, listed in replies.values.items():
                 absent += [c for c in masks[node].clients.tolist() if c not in listed]
-            aligner.union_failed(f"their tables could not be added up: {result.reason}", absent)
+            aligner.union_failed(f"their tables could not be added up: {found.skipped}", absent)
 
     @property
     def most_clients(self) -> int:

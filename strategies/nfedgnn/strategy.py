@@ -99,7 +99,6 @@ from flower_graph.rng import generator, seeded
 from flower_graph.secure import common_key
 from flower_graph.secure.channel import KEY_BYTES
 from flower_graph.secure.ring import CHECKS
-from flower_graph.secure.sum.server import Skipped
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Membership, Session
 from flower_graph.server.sums import PartySums, SecureSum, SumServer
@@ -902,19 +901,19 @@ class CommonLayer(Layer):
         entries = sums.requests(length, GRADIENTS, detail, padded=True)
         one, ring = sums.round, sums.ring
         sums.send(server_round, entries, requests, "train.add_up")
-        result, rejected = sums.open(server_round, sums.server.available), sums.take_rejected()
-        session.leave_out(rejected)
-        silent = {entry.node_id for entry in rejected}
+        found = sums.open(server_round, sums.server.available)
+        session.leave_out(found.silent)
+        silent = {entry.node_id for entry in found.silent}
         for node in entries.keys() - silent:
             self.tally("up", "sum", requests[node].users, length * WORD // 8)
-        if isinstance(result, Skipped):
+        if found.total is None:
             self.stoppers = silent & voices.keys()
-            return str(result.reason)
-        there = {*result.contributors.tolist()}
+            return found.skipped
+        there = {*found.contributors}
         self.stoppers = [node for node, local in voices.items() if not there.issuperset(local)]
         if self.stoppers:
             return f"{len(self.stoppers)} of {len(voices)} SuperNodes were left out"
-        return HiddenSum(len(there), one.run_id, one.number, ring, result.total)
+        return HiddenSum(len(there), one.run_id, one.number, ring, found.total)
 
     def finish(self, server_round: int) -> None:
         content = RecordDict({CONFIG: ConfigRecord({SERVER_ROUND: server_round})})

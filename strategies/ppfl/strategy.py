@@ -65,11 +65,9 @@ from flower_graph.records.participation import NOT_READY, Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.secure.parties.registry import Registry
-from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.server import Skipped
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Membership, Session
-from flower_graph.server.sums import PartySums, SecureSum, SumServer
+from flower_graph.server.sums import PartySums, SecureSum, SumServer, read_sum
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.ppfl import config
 from flower_graph.strategies.ppfl.client import (
@@ -533,25 +531,25 @@ class SecureConsensus(ProcrustesAlignment):
         used = set(measured.get(keys.LOSS, ()))
         figures = means_of(measured) if self._parties is None else {}
         precision, skipped = dict[str, float](), ""
-        summed = self.sums.close(server_round)
-        if isinstance(summed, Skipped):  # the clients' measurements are still used
-            self.contributors, skipped = [], f"no sum: {summed.reason}"
+        ring, found = self.sums.ring, self.sums.open(server_round, self.sums.server.available)
+        values = read_sum(found, ring)
+        if values is None:  # the clients' measurements are still used
+            self.contributors, skipped = [], f"no sum: {found.skipped}"
         else:
-            self.contributors = summed.contributors.tolist()
+            self.contributors = found.contributors
             used &= set(self.contributors)
-            rows, hidden, counts = np.split(summed.values, np.cumsum(self._parts)[:2])
+            rows, hidden, counts = np.split(values, np.cumsum(self._parts)[:2])
             self.mean.take(rows, self.contributors)
             if counts.size:  # a node is one step of the sum's numbers
-                steps = counts * 2.0 ** Ring.fit(2, **RING_SIZE).fraction_bits
-                self.counts = as_counts(np.rint(steps).astype(np.int64), *self.counted)
+                steps = np.rint(counts * 2.0**ring.fraction_bits).astype(np.int64)
+                self.counts = as_counts(steps, *self.counted)
             if self._parties is not None:
                 each = zip(MEASURED, *hidden.reshape(2, -1).tolist(), strict=True)
                 figures = {name: one / of for name, one, of in each if of >= 1}
             precision = {name: figures[name] for name in config.PRECISIONS if name in figures}
-        at_fault, rejected = self.sums.take_faults()
-        who = self.session.participation(sorted(used), failed=at_fault | failed, idle=NOT_READY)
+        who = self.session.participation(sorted(used), failed=found.failed | failed, idle=NOT_READY)
         report = self.reported(server_round, who, figures, precision, skipped)
-        report.rejected += rejected
+        report.rejected += found.rejected
         return report
 
     def came(self, node: int) -> tuple[str, int]:

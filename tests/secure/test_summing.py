@@ -239,7 +239,7 @@ def test_who_is_revoked_is_out_of_the_next_sum_and_who_has_the_old_version_until
     new = Registry.read(path).without(3)
     new.write(path)
     give(new, [0, 1, 2, 3, 4, 6])
-    secure.take_rejected()
+    secure.rejected.clear()
     with caplog.at_level(logging.WARNING):
         assert secure.sum(2, 2).contributors.tolist() == of(0, 1, 2, 4, 6)
     assert "with another key: [], revoked: [3]" in caplog.text

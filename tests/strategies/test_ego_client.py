@@ -25,6 +25,7 @@ from flower_graph.privacy.noise import ClientNoise
 from flower_graph.secure.align.client import SlotTable
 from flower_graph.secure.parties.registry import Registry, TrustSettings, new_identity
 from flower_graph.secure.ring import Ring
+from flower_graph.server.sums import Opened
 from flower_graph.strategies.fedscem.client import (
     METRIC_NAMES,
     SUMMED_NAMES,
@@ -43,7 +44,6 @@ from flower_graph.strategies.fedscem.client import (
 from flower_graph.strategies.fedscem.modules import EgoCohort, EgoGroup, first_model
 from flower_graph.strategies.fedscem.strategy import (
     MaskedEmbeddingAveraging,
-    RoundSum,
     mean_metrics,
 )
 
@@ -374,7 +374,7 @@ def total_of(server: MaskedEmbeddingAveraging) -> np.ndarray:
 
 def test_a_sum_says_means_over_those_that_have_something() -> None:
     server = server_of()
-    found = RoundSum(2, total_of(server), [4, 5])
+    found = Opened(2, total_of(server), [4, 5])
     means = mean_metrics(server._take(2, found), SETTINGS.tau)
     assert (means["train"], means["val"]) == (0.75, 0.25)
     assert math.isnan(means["test"])
@@ -387,7 +387,7 @@ def test_a_sum_says_means_over_those_that_have_something() -> None:
     assert sums.embeddings.tolist() == [0.0] * HIDDEN + list(range(HIDDEN, 2 * HIDDEN))
     assert (sums.server_round, sums.origin) == (2, [2, 2])
     # A skipped round leaves nothing.
-    assert math.isnan(server._take(3, RoundSum(3, skipped="too few"))["cross-entropy"])
+    assert math.isnan(server._take(3, Opened(3, skipped="too few"))["cross-entropy"])
     assert server.sums is None
 
 
