@@ -139,7 +139,7 @@ class World:
         host = self.hosts[node]
         if isinstance(request, RevealRequest):
             seed = np.frombuffer(host._seed, np.uint8)
-            return RevealReply(request.run_id, request.number, seed)
+            return RevealReply(request.run_id, seed)
         host.epoch, host._keys = self.server.epoch, request.channel_keys
         return EpochReply(request.run_id, np.frombuffer(host.epoch.digest, np.uint8))
 

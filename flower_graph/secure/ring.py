@@ -62,8 +62,6 @@ class Ring(Message, frozen=True):
     @classmethod
     def fit(cls, num_clients: int, limit: float, resolution: float, *, guard: bool = False) -> Ring:
         """Choose the smallest word in which no sum can overflow."""
-        if num_clients < 1:
-            raise ValueError(f"num_clients is {num_clients}, must be at least 1")
         for name, value in (("limit", limit), ("resolution", resolution)):
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} is {value}, must be a positive number")
@@ -96,8 +94,6 @@ class Ring(Message, frozen=True):
         return words
 
     def decode(self, total: RingArray) -> NDArray[np.float64]:
-        if total.dtype != self.dtype:
-            raise ValueError(f"the sum has type {total.dtype}, the ring has {self.dtype}")
         signed = total.view(SIGNED[self.word])
         if self.guard_bits and (signed & ((1 << self.guard_bits) - 1)).any():
             raise UnreadableSumError(f"the lowest {self.guard_bits} bits of the sum are not zero")

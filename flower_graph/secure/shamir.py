@@ -16,16 +16,11 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 PRIME = 2**256 + 297
 SECRET_BYTES, SHARE_BYTES = 32, 33
-MOST_HOLDERS = 1 << 15
 REDUCED = 32  # steps of Horner's rule between two reductions
 
 
 def split_secrets(secrets: Bytes, threshold: int, count: int) -> Bytes:
     """Split secrets ``[m, 32]`` into shares ``[m, count, 33]``."""
-    if secrets.shape[1:] != (SECRET_BYTES,):
-        raise ValueError(f"secrets have shape {secrets.shape}, must have [m, {SECRET_BYTES}]")
-    if not 1 <= threshold <= count <= MOST_HOLDERS:
-        raise ValueError(f"threshold is {threshold} of {count}, must be from 1 to that")
     # Drawn below 2^256: no polynomial is likelier than another by more than threshold x 2^-247.
     drawn = os.urandom(len(secrets) * (threshold - 1) * SECRET_BYTES)
     higher = np.frombuffer(drawn, np.uint8).reshape(len(secrets), threshold - 1, SECRET_BYTES)
@@ -58,8 +53,6 @@ def combine_shares(holders: Sequence[int], shares: Sequence[bytes]) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _weights_at_zero(holders: tuple[int, ...]) -> tuple[int, ...]:
-    if len(set(holders)) != len(holders) or not all(0 < x <= MOST_HOLDERS for x in holders):
-        raise ValueError(f"holders are {holders}, must be from 1, each there once")
     # Were 1 to n all there, they would be binomial coefficients. For each that is missing, a factor
     # is taken out of them: few steps with numbers of any size, for large thresholds too.
     n = max(holders)

@@ -46,6 +46,7 @@ from flower_graph.secure.sum.messages import (
     PrepareReply,
     RevealReply,
     RevealRequest,
+    SumMessage,
     SumTerms,
     UnmaskReply,
     sum_bytes,
@@ -55,7 +56,7 @@ from flower_graph.secure.sum.server import Cause, Circle, Reason, Skipped, SumRo
 from flower_graph.server.session import Membership
 from flower_graph.wire.arrays import Config, Scalar, read_array
 from flower_graph.wire.client_errors import Kind
-from flower_graph.wire.codec import RUN_BYTES, Integers, Message, Resume, as_record, entries_of
+from flower_graph.wire.codec import RUN_BYTES, Integers, Message, Resume, as_record
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
 from flower_graph.wire.keys import ARRAYS, MASKED_SUM
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
@@ -100,7 +101,7 @@ class Opened:
 # Sends messages of an action in a round, and has each reply taken: ``SecureSum.tell``. Any: what is
 # made of replies
 Tell = Callable[
-    [int, str, Mapping[int, Message], type[Any], Callable[[int, Any], object]], Replies[Any]
+    [int, str, Mapping[int, SumMessage], type[Any], Callable[[int, Any], object]], Replies[Any]
 ]
 MOST_BEGINNINGS = 8  # times that a client enrols with keys of its own in a run
 MOST_CHEATS = 3  # SuperNodes that are proven to cheat before nobody new is taken any more
@@ -143,7 +144,6 @@ class SumServer(Membership):
         self._cheats = 0  # how many
         self._beginnings = Counter[int]()  # of each client, with new keys
         self.rounds: list[SumRound] = []  # that may be open
-        self._last = -1
         self.earlier: dict[str, list[int]] = {}  # parties in the epochs' sums, by purpose
 
     @property
@@ -178,11 +178,10 @@ class SumServer(Membership):
     # Who is there
 
     def question(self, resume: Resume) -> RecordDict:
-        signed = None if self.registry is None else True
-        return KeyRequest(self.run_id, signed).to_record()
+        return KeyRequest(self.run_id).to_record()
 
     def read(self, node: int, content: RecordDict) -> KeyReply:
-        reply = KeyReply.from_config(entries_of(content))
+        reply = KeyReply.read(content, run_id=self.run_id)
         expected = reply.clients if self.permitted is None else list(self.permitted[node])
         if (strange := np.setdiff1d(reply.clients, expected)).size:
             raise MalformedReplyError(f"client {strange[0]} is not one that it enrolled with")
@@ -192,7 +191,6 @@ class SumServer(Membership):
 
     def check_keys(self, node: int, reply: KeyReply) -> None:
         """Refuse keys of another run, keys of low order, and clients that may not begin anew."""
-        self._check_run(reply)
         clients = reply.clients.tolist()
         refuse = partial(refuse_if, error=MalformedReplyError)
         refuse(reply.party is not None, "it signs for a party, and there are none in this sum")
@@ -208,10 +206,6 @@ class SumServer(Membership):
         is_late = not all(times) and self._cheats >= MOST_CHEATS
         refuse(is_late, f"it is new, and {self._cheats} SuperNodes have cheated")
         refuse(max(times) >= MOST_BEGINNINGS, f"client {clients[0]} has begun anew too often")
-
-    def _check_run(self, reply: KeyReply) -> None:
-        why = f"run {reply.run_id.hex()}, expected {self.run_id.hex()}"
-        refuse_if(reply.run_id != self.run_id, why, MalformedReplyError)
 
     def knows(self, old: int, reply: KeyReply) -> bool:
         """Tell whether a SuperNode enrolled with exactly these clients and this key."""
@@ -253,9 +247,7 @@ class SumServer(Membership):
     # Rounds
 
     def open_round(self, number: int, clients: Iterable[int]) -> SumRound:
-        if number <= self._last:
-            raise ValueError(f"round {number} is not after {self._last}, the last one")
-        self._last, opened = number, self._begin(number, set(clients))
+        opened = self._begin(number, set(clients))
         self.rounds = [*self.rounds[1 - KEPT_ROUNDS :], opened]
         return opened
 
@@ -407,12 +399,11 @@ class PartySums(SumServer):
     # Who is there
 
     def check_keys(self, node: int, reply: KeyReply) -> None:
-        self._check_run(reply)
         try:
             reply.verify(self.registry, MOST_BLOCK)
         except IdentityError as error:
             raise MalformedReplyError(str(error)) from error
-        points = reply.declared[:, 1].sum()
+        points = reply.points.sum()
         why = f"party {reply.number}: {points} points, above {MOST_POINTS}"
         refuse_if(points > MOST_POINTS, why, MalformedReplyError)
 
@@ -456,12 +447,9 @@ class PartySums(SumServer):
             return
         if registry.digest == self.registry.digest:
             return
-        old, new = self.registry.parties, registry.parties
-        keyed = [number for number in old.keys() & new.keys() if old[number].key != new[number].key]
-        revoked = [n for n in old if n not in new or (new[n].revoked and not old[n].revoked)]
-        words = "another registry, %s; joined: %s, with another key: %s, revoked: %s"
-        joined = sorted(new.keys() - old.keys())
-        LOG.warning(words, registry.digest.hex()[:16], joined, keyed, revoked)
+        changed = dict(registry.parties.items() - self.registry.parties.items())
+        words = "another registry, %s; new, with another key or revoked: %s"
+        LOG.warning(words, registry.digest.hex()[:16], sorted(changed))
         self.registry, self.epoch = registry, None
         self._give_up_rounds()
         for node in [*self.nodes]:  # to be asked for bindings under this registry
@@ -496,7 +484,7 @@ class PartySums(SumServer):
         return False
 
     def _bind(self, server_round: int, tell: Tell, nodes: Collection[int]) -> set[int]:
-        requests = dict.fromkeys(sorted(nodes), KeyRequest(self.run_id, signed=True))
+        requests = dict.fromkeys(sorted(nodes), KeyRequest(self.run_id))
         replies = tell(server_round, "sum_enroll", requests, KeyReply, self.take_binding)
         for entry in replies.rejected:  # with a version of the registry that is old, for one
             if entry.node_id in self.nodes:
@@ -511,19 +499,20 @@ class PartySums(SumServer):
         """
         parties = sorted(set(self.parties).intersection(present))
         bindings = [self.bindings[party] for party in parties]
-        declared = np.concatenate([one.declared for one in bindings])
+        points = [np.stack([one.clients, one.points], 1) for one in bindings if one.points.size]
+        declared = np.concatenate([np.zeros((0, 2), np.int64), *points])
         # Each that is in a sum has as many partners there as the threshold, which may be as high as
         # the registry's minimum, or above it, where fewer may vanish than that minimum allows.
         shares = self.dropout, self.corrupt
         minimum = max(self.fewest_nodes, plan_of(len(parties), *shares)[1] + 1)
         terms = *shares, minimum, self._differ_by, limit, np.array(parties, np.int64)
         promised = np.stack([one.commitment for one in bindings])
-        points = declared[np.argsort(declared[:, 0])]
-        shown = RevealRequest(self.run_id, self.lists, *terms, promised, points)
+        declared = declared[np.argsort(declared[:, 0])]
+        shown = RevealRequest(self.run_id, self.lists, *terms, promised, declared)
         self.lists += 1
         nodes = {node: party for node, party in self.nodes.items() if party in parties}
-        take = partial(self._seed, shown)
-        replies = tell(server_round, "sum_reveal", dict.fromkeys(nodes, shown), RevealReply, take)
+        shows = dict.fromkeys(nodes, shown)
+        replies = tell(server_round, "sum_reveal", shows, RevealReply, self._seed)
         if silent := nodes.keys() - replies.values.keys():
             for node in silent & self.nodes.keys():
                 self.forget(node)
@@ -554,11 +543,8 @@ class PartySums(SumServer):
         tell(server_round, "sum_epoch", requests, EpochReply, check)
         return True
 
-    def _seed(self, shown: RevealRequest, node: int, reply: RevealReply) -> bytes:
+    def _seed(self, node: int, reply: RevealReply) -> bytes:
         party, seed = self.nodes[node], reply.seed.tobytes()
-        is_other = (reply.run_id, reply.number) != (self.run_id, shown.number)
-        why = f"list {reply.number}: not the one that is open"
-        refuse_if(is_other, why, MalformedReplyError)
         if commit(self.run_id, party, seed) != self.bindings[party].commitment.tobytes():
             text = "it has committed to another seed of the graph"
             self.exclude_for(Reason(Cause.PROVEN, text, party))
@@ -734,7 +720,7 @@ class SecureSum:
         """
         shape = self.round.total.shape
         total = read_array(content, record, array, shape, limit=None, must_be_finite=False)
-        reply = MaskedReply.read(content, total=total)
+        reply = MaskedReply.read(content, total=total, **self.round.known)
         self.round.take(node, reply)
         return list(reply.clients.tolist())
 
@@ -802,7 +788,7 @@ class SecureSum:
         def read(node: int, content: RecordDict) -> None:
             for one, asked, kind in stages:
                 if node in asked:
-                    one.take(node, kind.read(content, k=one.partners.shape[1]))
+                    one.take(node, kind.read(content, k=one.partners.shape[1], **one.known))
 
         nodes = dict.fromkeys(node for _, asked, _ in stages for node in asked)
         requests = {n: as_record(*(a[n] for _, a, _ in stages if n in a)) for n in nodes}
@@ -814,7 +800,7 @@ class SecureSum:
         self,
         server_round: int,
         action: str,
-        requests: Mapping[int, Message],
+        requests: Mapping[int, SumMessage],
         kind: type[M],
         take: Callable[[int, M], object],
     ) -> Replies[object]:
@@ -824,7 +810,7 @@ class SecureSum:
         contents = {node: request.to_record() for node, request in requests.items()}
 
         def read(node: int, content: RecordDict) -> object:
-            return take(node, kind.read(content))
+            return take(node, kind.read(content, run_id=requests[node].run_id))
 
         return self._ask(contents, server_round, read, f"train.{action}", setup_bytes())
 

@@ -211,8 +211,10 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         if request.mask is None:
             check_plain_sum(reply.total, self.layout, reply.clients.size)
         else:
-            masked = MaskedReply.from_config(reply.masked, total=reply.total)
-            self.session.sums.round.take(node, masked)
+            local = self.session.sums.round
+            local.take(
+                node, MaskedReply.from_config(reply.masked, total=reply.total, **local.known)
+            )
         return reply
 
     def reply_bytes(self) -> int:

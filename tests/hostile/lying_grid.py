@@ -20,7 +20,6 @@ from flower_graph.secure.align.blinded import public_of
 from flower_graph.secure.channel import new_key
 from flower_graph.secure.sum.messages import (
     EpochRequest,
-    KeyRequest,
     ListRequest,
     MaskRequest,
     RevealRequest,
@@ -110,9 +109,6 @@ def cut(request: RevealRequest, count: int) -> RevealRequest:
 
 
 SUMS = (
-    Lie("a semi-honest sum", "sum-signed",
-        lambda entries: KeyRequest(bytes(16)).to_config(),
-        "no trusted server's sum|does not name 'sum_enroll'", "train.sum_enroll"),
     Lie("minimum lowered", "reveal-run", changed(RevealRequest, lambda m: replace(m, minimum=2)),
         "a minimum of 2 of"),
     Lie("four parties", "reveal-run", changed(RevealRequest, lambda m: cut(m, 4)),
@@ -222,7 +218,7 @@ FEDSCEM = (
     Lie("points in no order", "reveal-declared", declared(np.flipud), "ascending"),
     Lie("points of others", "reveal-declared", declared(lambda rows: np.add(rows, [100, 0])),
         "not as we declared"),
-    *(lie for lie in SUMS if lie.at != "sum-signed"),
+    *SUMS,
 )  # fmt: skip
 
 

@@ -200,14 +200,14 @@ def binding(**others):
         "channel_key": [*new_key()[1]],
         "commitment": [0] * 32,
         "signature": [],
-        "declared": [[4, 16], [5, 32]],
+        "points": [16, 32],
     }
-    types = {"clients": np.int64, "declared": np.int64}
+    types = {"clients": np.int64, "points": np.int64}
     given = {
         name: np.array(value, types.get(name, np.uint8)) if isinstance(value, list) else value
         for name, value in (values | others).items()
     }
-    return KeyReply(**given | {"declared": given["declared"].reshape(-1, 2)})
+    return KeyReply(**given)
 
 
 def test_one_signature_covers_the_run_the_clients_the_keys_and_the_blocks(made):
@@ -219,15 +219,13 @@ def test_one_signature_covers_the_run_the_clients_the_keys_and_the_blocks(made):
         "clients": np.array([4, 6]),
         "channel_key": np.frombuffer(new_key()[1], np.uint8),
         "commitment": np.ones(32, np.uint8),
-        "declared": np.array([[4, 16], [5, 31]]),
+        "points": np.array([16, 31]),
         "party": 0,
     }
     for name, value in others.items():
         own = {"party": np.array([0, 1]), "clients": np.array([4, 6])}.get(name, said.clients)
-        sizes = value[:, 1] if name == "declared" else said.declared[:, 1]
-        fits = {"clients": own, "declared": np.stack([own, sizes], 1)}
         with pytest.raises(IdentityError, match="binding"):
-            replace(said, **{name: value} | fits).verify(registry)
+            replace(said, **{name: value} | {"clients": own}).verify(registry)
 
 
 @pytest.mark.parametrize(
@@ -237,15 +235,14 @@ def test_one_signature_covers_the_run_the_clients_the_keys_and_the_blocks(made):
         ({"party": 7}, r"party 7.*registry"),
         ({"party": 4}, "party 4 is revoked"),
         ({"clients": [5, 4]}, "ascending"),
-        ({"clients": [], "declared": []}, "clients"),
+        ({"clients": [], "points": []}, "clients"),
         ({"clients": [-1, 4]}, "-1.*granted"),
         ({"channel_key": [0] * 32}, "channel"),
         ({"channel_key": [97] * 31}, "32 bytes"),
         ({"commitment": []}, "commitment.*32"),
-        ({"declared": [[4, 16]]}, "declares 1"),
-        ({"declared": [[4, 16], [6, 16]]}, "declares"),
-        ({"declared": [[4, 16], [5, 0]]}, "1"),
-        ({"declared": [[4, 16], [5, 65]]}, r"declares.*65.*1.*64"),
+        ({"points": [16]}, "declares 1"),
+        ({"points": [16, 0]}, "1"),
+        ({"points": [16, 65]}, r"declares.*65.*1.*64"),
     ],
 )
 def test_a_binding_says_no_more_than_the_registry_grants(made, others, said):

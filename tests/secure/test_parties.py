@@ -134,7 +134,7 @@ def test_another_version_is_another_epoch(world, caplog):
     with caplog.at_level(logging.WARNING):
         registry.write(world.server._registry_file)
         world.server.renew()
-    assert "joined: [10], with another key: [3], revoked: []" in caplog.text
+    assert "new, with another key or revoked: [3, 10]" in caplog.text
     with pytest.raises(IdentityError, match="party 3"):
         read(world, 1003, registry)
     for node in list(world.hosts):

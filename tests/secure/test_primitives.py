@@ -34,8 +34,6 @@ def test_encode_by_hand():
     words = ring.encode(np.array([1.0, -0.25, 0.3]))
     assert words.tolist() == [4, 2**32 - 1, 1]
     assert ring.decode(words).tolist() == [1.0, -0.25, 0.25]
-    with pytest.raises(ValueError, match="uint64"):
-        ring.decode(words.astype(np.uint64))
 
 
 def test_guard_bits_are_zero_and_dropped():
@@ -91,7 +89,6 @@ def test_out_of_range_names_the_value(bad):
 @pytest.mark.parametrize(
     ("clients", "limit", "step", "why"),
     [
-        (0, 1, 1, "num_clients.*0"),
         (2, 0, 1, "limit.*0"),
         (2, 1, np.nan, "resolution.*nan"),
         (2, 2.0**32, 2.0**-30, "64 bits"),
@@ -188,13 +185,7 @@ def test_shares_are_the_polynomials_values(
             assert int.from_bytes(share, "little") == value % PRIME
 
 
-def test_bad_input():
-    with pytest.raises(ValueError, match="31"):
-        split_secrets(rows(bytes(31)), 1, 1)
-    with pytest.raises(ValueError, match=r"threshold.*4"):
-        split_secrets(rows(bytes(32)), 4, 3)
-    with pytest.raises(ValueError, match="each"):
-        combine_shares([1, 1], [bytes(33)] * 2)
+def test_shares_that_give_no_secret():
     with pytest.raises(ValueError, match="secret"):
         combine_shares([1], [(2**256 + 5).to_bytes(33, "little")])
 
@@ -311,8 +302,6 @@ def test_secrets_survive_in_drawn_graphs(m, dropout, corrupt):
 
 
 def test_bad_input_of_partners():
-    with pytest.raises(ValueError, match=r"num_parties.*1"):
-        plan(1, 0.3, 0.1)
     with pytest.raises(ValueError, match=r"corrupt is 0\.5"):
         plan(2, 0.0, 0.5)
     with pytest.raises(ValueError, match=r"dropout.*1"):
@@ -320,6 +309,3 @@ def test_bad_input_of_partners():
     for dropout, corrupt in ((0.6, 0.6), (0.5, 0.0), (0.45, 0.1), (0.7, 0.1)):
         with pytest.raises(ValueError, match=f"{dropout}.*{corrupt}"):
             plan(10, dropout, corrupt)
-    for k in (0, 3, 8):
-        with pytest.raises(ValueError, match=f"{k}"):
-            partners(np.arange(8), k, 0, 0)

@@ -172,7 +172,7 @@ def test_sums_with_one_exchange_more(parties):
 def test_who_has_a_key_refuses_a_server_that_wants_to_be_trusted(parties):
     secure = SecureSum(Exchange(parties[0]), limit=1000.0)
     assert isinstance(secure.sum(1, 2), Skipped)
-    assert all("a key of its own" in str(one) for one in secure.rejected)
+    assert all("signs for a party" in one.reason for one in secure.rejected)
 
 
 def test_who_joins_begins_an_epoch_and_who_is_back_with_its_keys_does_not(parties):
@@ -242,7 +242,7 @@ def test_who_is_revoked_is_out_of_the_next_sum_and_who_has_the_old_version_until
     secure.rejected.clear()
     with caplog.at_level(logging.WARNING):
         assert secure.sum(2, 2).contributors.tolist() == of(0, 1, 2, 4, 6)
-    assert "with another key: [], revoked: [3]" in caplog.text
+    assert "revoked: [3]" in caplog.text
     reasons = " ".join(entry.reason for entry in secure.rejected)
     assert "party 5: its binding is not signed for this run and version" in reasons
     assert "the key of party 3 is revoked" in reasons

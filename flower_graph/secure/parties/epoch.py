@@ -204,9 +204,9 @@ def check_partners(
         strict=True,
     ):
         party, promised = int(epoch.parties[index]), shown.commitments[index]
-        declared = [(one, epoch.points[one]) for one in clients.tolist() if one in epoch.points]
-        blocks = np.array(declared, np.int64).reshape(-1, 2)
-        binding = KeyReply(shown.run_id, clients, key, party, promised, signature, blocks)
+        points = [epoch.points[one] for one in clients.tolist() if one in epoch.points]
+        declared = np.array(points, np.int64)
+        binding = KeyReply(shown.run_id, clients, key, party, promised, signature, declared)
         try:
             binding.verify(registry)
         except IdentityError as error:

@@ -32,7 +32,6 @@ from flower_graph.wire.codec import (
     Bytes,
     Clients,
     Exact,
-    Flag,
     Integers,
     Known,
     Message,
@@ -134,8 +133,6 @@ class RoundMessage(SumMessage):
 class KeyRequest(SumMessage, down="sum_enroll", prefix="sum-"):
     """Server to client: make a channel key for a run, or state your clients for an epoch."""
 
-    signed: Annotated[bool | None, Flag()] = None  # only if the server may lie
-
 
 class KeyReply(SumMessage, up="sum_enroll", prefix="sum-"):
     """Client to server: its clients, and the SuperNode's public channel key.
@@ -151,8 +148,8 @@ class KeyReply(SumMessage, up="sum_enroll", prefix="sum-"):
     commitment: Annotated[Bytes, Block(shape=f"{SEED_BYTES}")] = none(np.uint8)
     # over all these (Ed25519)
     signature: Annotated[Bytes, Block(shape=f"{SIGNATURE}")] = none(np.uint8)
-    # clients, and points of each for an alignment
-    declared: Annotated[Integers, Exact(shape="c 2")] = none(np.int64, 2)
+    # points of each client for an alignment
+    points: Annotated[Integers, Exact(shape="p")] = none()
     handled: Annotated[int | None, Whole(HANDLED, least=0)] = None  # messages of the run so far
 
     @property
@@ -165,10 +162,8 @@ class KeyReply(SumMessage, up="sum_enroll", prefix="sum-"):
         return replace(self, signature=np.frombuffer(signature, np.uint8))
 
     def _parts(self) -> tuple[bytes, ...]:
-        clients, blocks = (
-            one.astype("<i8").tobytes() for one in (self.clients, self.declared[:, 1])
-        )
-        return self.run_id, clients, self.channel_key.tobytes(), self.commitment.tobytes(), blocks
+        clients, points = (one.astype("<i8").tobytes() for one in (self.clients, self.points))
+        return self.run_id, clients, self.channel_key.tobytes(), self.commitment.tobytes(), points
 
     def verify(self, registry: Registry, block_cap: int | None = None) -> None:
         """Refuse it unless the party signed it and the registry grants what it claims.
@@ -176,7 +171,7 @@ class KeyReply(SumMessage, up="sum_enroll", prefix="sum-"):
         ``block_cap`` is the most points that a client may bring. ``IdentityError`` names the party
         and the fault.
         """
-        who, clients, sizes = f"party {self.party}", self.clients.tolist(), self.declared[:, 1]
+        who, clients, sizes = f"party {self.party}", self.clients.tolist(), self.points
         registered = None if self.party is None else registry.parties.get(self.party)
         if registered is None or registered.revoked:
             raise IdentityError(f"{who} is {'revoked' if registered else 'not in the registry'}")
@@ -191,8 +186,7 @@ class KeyReply(SumMessage, up="sum_enroll", prefix="sum-"):
         is_bad = self.channel_key.size != KEY_BYTES or is_low_order(self.channel_key.tobytes())
         refuse(is_bad, f"its channel key is of low order or not {KEY_BYTES} bytes")
         refuse(self.commitment.size != SEED_BYTES, f"its commitment has not {SEED_BYTES} bytes")
-        is_other = sizes.size and self.declared[:, 0].tolist() != clients
-        refuse(is_other, f"declares {sizes.size} blocks, for other clients")
+        refuse(sizes.size not in (0, len(clients)), f"declares {sizes.size} blocks")
         most = 2**62 if block_cap is None else block_cap
         is_odd = ((sizes < 1) | (sizes > most)).any()
         refuse(is_odd, f"declares {sizes.max(initial=0)} points, from 1 to {most}")
@@ -298,7 +292,6 @@ class RevealRequest(SumMessage, down="sum_reveal", prefix="reveal-"):
 class RevealReply(SumMessage, up="sum_reveal", prefix="reveal-"):
     """Client to server: its part of the graph's seed."""
 
-    number: Annotated[int, Whole("reveal-epoch", least=0)]  # as asked
     seed: Annotated[Bytes, Block(shape=f"{SEED_BYTES}")]  # as committed to
 
 

@@ -48,7 +48,6 @@ def plan(
     # A share of few parties is a whole number of them, which may be one too many: of five a share
     # of 0.4 is two, too many; of four it is one. So fewer may vanish than asked for where no
     # choice stands as many: a party that leaves or joins must not stop the others' sums.
-    refuse_if(num_parties < 2, f"num_parties is {num_parties}, must be at least 2", ValueError)
     check_shares(dropout, corrupt)
     colluding = math.floor(corrupt * num_parties)
     # Fewer than two contributors make no sum, so more than m - 2 need not be borne.
@@ -91,8 +90,6 @@ def partners(parties: NDArray[np.int64], k: int, seed: int, server_round: int) -
     """Draw the graph of one round."""
     # parties [m]
     m = parties.size
-    if not 1 <= k < m or (k % 2 and k != m - 1):
-        raise ValueError(f"k is {k}, must be even and below {m - 1}, or {m - 1}")
     hashed = hashlib.shake_256(f"partners {seed} {server_round}".encode())
     result: NDArray[np.int64] = parties[circle(order_by(hashed.digest(8 * m)), k)]
     return result

@@ -173,6 +173,11 @@ class SumRound:
         self._spare: list[int] = []  # parties, those that are left out first
         self._kept: dict[int, RingArray] = {}  # their sums
 
+    @property
+    def known(self) -> dict[str, Any]:
+        """What all replies of the round must have, for their `read`."""
+        return {"run_id": self.run_id, "server_round": self.number}
+
     def row_of(self, node: int) -> int:
         """Return the row of a SuperNode that is asked in this round, -1 for any other."""
         return self._rows.get(self._server.nodes.get(node, -1), -1)
@@ -188,9 +193,8 @@ class SumRound:
     def take(self, node: int, reply: StageReply) -> None:
         """Process a SuperNode's reply of the present stage, whole or not at all."""
         (stage, take), row = STAGES[type(reply)], self.row_of(node)
-        is_of_it = (reply.run_id, reply.server_round) == (self.run_id, self.number)
         why = f"round {self.number} in the stage {self._stage}: node {node} was not asked for this"
-        is_due = is_of_it and stage == self._stage and row in self._open
+        is_due = stage == self._stage and row in self._open
         refuse_if(not is_due, why, MalformedReplyError)
         take(self, row, reply)
         self._open.remove(row)
