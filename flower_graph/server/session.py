@@ -43,12 +43,12 @@ from flower_graph.records.participation import (
 from flower_graph.rng import generator
 from flower_graph.storage import checkpoint
 from flower_graph.storage.reading import StateDict
+from flower_graph.wire import keys
 from flower_graph.wire.arrays import each_once, record_of
 from flower_graph.wire.averaging import Enrolment
 from flower_graph.wire.client_errors import Kind
-from flower_graph.wire.codec import NOT_WRITTEN, Resume, read_entry
+from flower_graph.wire.codec import NOT_WRITTEN, Resume, as_record, read_entry
 from flower_graph.wire.exchange import Exchange, Rejected, Replies, few, reasons_of
-from flower_graph.wire.keys import CONFIG, FORMAT, MESSAGE_FORMAT, VERSION
 from flower_graph.wire.ledger import ENROLMENT, ByteLedger, reply_bytes
 
 # What ``read`` returned. Any: each method's is another; all have ``clients`` and ``handled``.
@@ -99,8 +99,7 @@ class Membership:
 
     def question(self, resume: Resume) -> RecordDict:
         """Write the request to new SuperNodes, with the checkpoint to resume from, if any."""
-        entries = resume.to_config() if resume.server_round else {}
-        return RecordDict({CONFIG: ConfigRecord(entries)})
+        return as_record(resume if resume.server_round else {})
 
     def read(self, node: int, content: RecordDict) -> object:
         """Read and check a reply; it has ``clients``, and ``handled`` as `Enrolment` has."""
@@ -329,11 +328,12 @@ def renamed(by_node: Mapping[int, T], old: int, node: int) -> dict[int, T]:
 def check_format(content: RecordDict) -> str:
     """Refuse an answer to ``query`` in another format; return its version of this library."""
     # A plain ClientApp's names neither
-    answer = record_of(content, CONFIG, ConfigRecord) or ConfigRecord()
-    version = one_line(answer.get(VERSION, __version__), 40)
-    if answer.get(MESSAGE_FORMAT, FORMAT) != FORMAT:
-        theirs = f"{one_line(answer[MESSAGE_FORMAT], 20)} of {version}"
-        raise MalformedReplyError(f"message format {theirs}, expected {FORMAT} of {__version__}")
+    answer = record_of(content, keys.CONFIG, ConfigRecord) or ConfigRecord()
+    version = one_line(answer.get(keys.VERSION, __version__), 40)
+    if answer.get(keys.MESSAGE_FORMAT, keys.FORMAT) != keys.FORMAT:
+        theirs = f"{one_line(answer[keys.MESSAGE_FORMAT], 20)} of {version}"
+        ours = f"{keys.FORMAT} of {__version__}"
+        raise MalformedReplyError(f"message format {theirs}, expected {ours}")
     return version
 
 
@@ -468,16 +468,17 @@ class Session:
             reasons = reasons_of(replies.rejected)
             raise NoClientsError(f"round {server_round}: {none}: {reasons}")
 
+    # Any: entries of a record
     def tell_all(
         self,
         server_round: int,
-        content: RecordDict,
+        entries: Mapping[str, Any],
         message_type: str,
         but: Collection[int] = (),
     ) -> Replies[str]:
         """Send one message to all connected clients; return why those that say so did not save."""
         return self.send(
-            dict.fromkeys([node for node in self.present() if node not in but], content),
+            dict.fromkeys([n for n in self.present() if n not in but], as_record(entries)),
             server_round,
             lambda _, reply: read_entry(NOT_WRITTEN, reply),
             message_type=message_type,
@@ -545,13 +546,14 @@ class Session:
     def have_saved(
         self,
         server_round: int,
-        content: RecordDict,
+        entries: Mapping[str, Any],
         saved: Mapping[int, str],
         message_type: str = "train.save",
     ) -> dict[int, str]:
         """Have SuperNodes save a round in a message of its own; return failures by node."""
         # saved: SuperNodes that the request asked to save, and why they failed
-        replies = self.tell_all(server_round, content, message_type, saved)
+        order = {keys.SERVER_ROUND: server_round, keys.RUN_TOKEN: self.run, **entries}
+        replies = self.tell_all(server_round, order, message_type, saved)
         said = {**saved, **replies.values} | {one.node_id: one.reason for one in replies.rejected}
         return {node: why for node, why in said.items() if why}
 

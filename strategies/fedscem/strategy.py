@@ -86,11 +86,11 @@ from flower_graph.strategies.fedscem.client import (
 )
 from flower_graph.strategies.fedscem.config import EgoSettings, StrategyConfig
 from flower_graph.strategies.fedscem.modules import EgoGCN, first_model
-from flower_graph.wire.arrays import Config, largest_size
+from flower_graph.wire.arrays import largest_size
 from flower_graph.wire.codec import Resume, as_record, entries_of
 from flower_graph.wire.counts import as_counts, counts_size
 from flower_graph.wire.exchange import Replies, reasons_of
-from flower_graph.wire.keys import MAX_NUMBER, ROLES, RUN_TOKEN, SERVER_ROUND, SUMS, TOTAL
+from flower_graph.wire.keys import MAX_NUMBER, ROLES, SUMS, TOTAL
 from flower_graph.wire.ledger import count_bytes, reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
@@ -268,7 +268,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         return report
 
     def finish(self, server_round: int) -> None:
-        self.session.tell_all(server_round, as_record({}), "train.finish")
+        self.session.tell_all(server_round, {}, "train.finish")
 
     def weights(self) -> dict[str, NDArray[np.float32]]:
         model = self._module(self.model)
@@ -289,8 +289,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         saved = {node: reply.not_saved for node, reply in self.answers.items()}
-        order: Config = {SERVER_ROUND: server_round, RUN_TOKEN: self.session.run}
-        return self.session.have_saved(server_round, as_record(order), saved)
+        return self.session.have_saved(server_round, {}, saved)
 
     def fixed_settings(self) -> dict[str, object]:
         local = {"variant": self.how.variant, "shares_model": self.model is not None}

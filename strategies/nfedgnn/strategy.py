@@ -60,7 +60,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
@@ -137,7 +137,7 @@ from flower_graph.wire.arrays import FloatArray, IntArray
 from flower_graph.wire.codec import Resume, as_record
 from flower_graph.wire.counts import counted
 from flower_graph.wire.exchange import Rejected, Replies, few
-from flower_graph.wire.keys import CONFIG, ROLES, SERVER_ROUND
+from flower_graph.wire.keys import ROLES, SERVER_ROUND
 from flower_graph.wire.ledger import NUMBER, ROOM, reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
@@ -807,7 +807,7 @@ class CommonLayer(Layer):
             lost = "the layer of round %d is lost: all go on from round %d"
             LOG.warning(lost, self.taken.layer_round, newest)
             self.taken = Advance(newest, NEVER)
-        request = RecordDict({CONFIG: ConfigRecord()})
+        request = as_record()
         for donor in filter(self._can_go_on, hosted):
             read = partial(CopyReply.read, layer_round=self.at[donor])
             if reply := self.ask_one(donor, "train.copy_layer", request, read):
@@ -916,8 +916,7 @@ class CommonLayer(Layer):
         return HiddenSum(len(there), one.run_id, one.number, ring, found.total)
 
     def finish(self, server_round: int) -> None:
-        content = RecordDict({CONFIG: ConfigRecord({SERVER_ROUND: server_round})})
-        self.relay.session.tell_all(server_round, content, "train.finish")
+        self.relay.session.tell_all(server_round, {SERVER_ROUND: server_round}, "train.finish")
 
 
 # The server's model, as tensors ------------------------------------------------------------------

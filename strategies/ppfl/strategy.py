@@ -50,7 +50,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -128,7 +128,7 @@ class PublicMembership(Membership):
         self.claims: dict[int, EmbeddingEnrolment] = {}
 
     def question(self, resume: Resume) -> RecordDict:
-        return RecordDict({keys.CONFIG: ConfigRecord(resume.to_config())})
+        return resume.to_record()
 
     def read(self, node: int, content: RecordDict) -> EmbeddingEnrolment:
         return EmbeddingEnrolment.read(content)
@@ -327,11 +327,8 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return result
 
     def clients_save(self, server_round: int) -> dict[int, str]:
-        run, saved = self.session.run, {n: one.not_saved for n, one in self.answers.items()}
-        order = ConfigRecord({keys.CHECKPOINT: True, keys.RUN_TOKEN: run})
-        order[keys.SERVER_ROUND] = server_round
-        content = RecordDict({keys.CONFIG: order})
-        return self.session.have_saved(server_round, content, saved, "query")
+        saved = {node: reply.not_saved for node, reply in self.answers.items()}
+        return self.session.have_saved(server_round, {keys.CHECKPOINT: True}, saved, "query")
 
     def fixed_settings(self) -> dict[str, object]:
         names = "alignment", "absent", "participation"
