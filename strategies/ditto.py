@@ -15,7 +15,6 @@ The two models have no parameter in common, so that one step on the sum of 2 and
 each. At ``lambda = 0`` clients train alone; the paper chooses of 0.05, 0.1, 0.2, 1 and 2.
 """
 
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -87,15 +86,8 @@ class DittoMethod(ModuleMethod[DittoConfig]):
     """Ditto for the command line and the apps; its server is FedAvg's."""
 
     name, schema = APP, DittoConfig
-    client_class = DittoClient
+    client_class, wrapper, own_entries = DittoClient, TwoModels, ("own.*",)
     tables = ("personalised",)
-
-    def module(self, config: DittoConfig, features: int, classes: int) -> Callable[[], nn.Module]:
-        make = super().module(config, features, classes)
-        return lambda: TwoModels(make())
-
-    def local(self, config: DittoConfig) -> tuple[str, ...]:
-        return ("own.*",)
 
 
 METHOD = DittoMethod()

@@ -14,7 +14,6 @@ training nodes. Every client has a network of its own. Round ``t``:
 A class that none of the asked clients has gets no prototype. The network is the two-layer GCN.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -107,14 +106,8 @@ class FedProtoMethod(ModuleMethod[FedProtoConfig]):
     """FedProto for the command line and the apps; its server is FedAvg's."""
 
     name, schema, client_class = APP, FedProtoConfig, FedProtoClient
+    wrapper, own_entries = WithPrototypes, ("gcn.*",)
     tables = ("personalised",)
-
-    def module(self, config: FedProtoConfig, *widths: int) -> Callable[[], nn.Module]:
-        make = super().module(config, *widths)
-        return lambda: WithPrototypes(make())
-
-    def local(self, config: FedProtoConfig) -> tuple[str, ...]:
-        return ("gcn.*",)
 
 
 METHOD = FedProtoMethod()

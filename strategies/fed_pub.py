@@ -191,14 +191,12 @@ class FedPUBMethod(ModuleMethod[FedPUBConfig]):
 
     name, schema = APP, FedPUBConfig
     strategy_class, client_class = FedPUB, FedPUBClient
+    own_entries = ("masks.*",)
     tables = ("personalised", "links")
 
     def module(self, config: FedPUBConfig, features: int, classes: int) -> Callable[[], nn.Module]:
         make = super().module(config, features, classes)
         return (lambda: Masked(make(), config.strategy.l1)) if config.strategy.masks else make
-
-    def local(self, config: FedPUBConfig) -> tuple[str, ...]:
-        return ("masks.*",)
 
 
 METHOD = FedPUBMethod()

@@ -41,9 +41,7 @@ class LocalMethod(ModuleMethod[LocalConfig]):
     name, schema = APP, LocalConfig
     tables = ("personalised", "links")
     needs_variety = False  # clients are alone already
-
-    def local(self, config: LocalConfig) -> tuple[str, ...]:
-        return ("*",)
+    own_entries = ("*",)
 
 
 METHOD = LocalMethod()

@@ -10,7 +10,7 @@ Karimireddy et al., ICML 2020, algorithm 1, option II. The server has a model ``
 5. server: ``x`` is the mean of ``y`` over ``S``, and ``c <- c + |S| / N mean(c_i' - c_i)``.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -107,13 +107,7 @@ class ScaffoldMethod(ModuleMethod[ScaffoldConfig]):
 
     name, schema = APP, ScaffoldConfig
     strategy_class, client_class = Scaffold, ScaffoldClient
-
-    def module(self, config: ScaffoldConfig, *widths: int) -> Callable[[], nn.Module]:
-        make = super().module(config, *widths)
-        return lambda: WithVariates(make())
-
-    def local(self, config: ScaffoldConfig) -> tuple[str, ...]:
-        return ("own.*",)
+    wrapper, own_entries = WithVariates, ("own.*",)
 
 
 METHOD = ScaffoldMethod()

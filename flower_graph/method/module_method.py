@@ -98,26 +98,32 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         The server's half.
     client_class : type[ModuleClient]
         The clients'.
+    wrapper : type[nn.Module], optional
+        A module that takes the network and is trained in its place.
+    own_entries : tuple of str
+        What ``local`` returns.
     """
 
     needs_variety = True
     heterophily = "clients train a GCN, which smooths over edges; not tried on such graphs here"
     strategy_class: type[ModuleFedAvg] = ModuleFedAvg
     client_class: type[ModuleClient] = ModuleClient
+    wrapper: type[nn.Module] | None = None
+    own_entries: tuple[str, ...] = ()
 
     def module(self, config: M, features: int, classes: int) -> Callable[[], nn.Module]:
         """Return a function that makes a module, by default the network of ``model.name``."""
         how = config.model
         sizes = features, how.hidden, classes, how.dropout, how.input_dropout
         name = getattr(how, "name", GCN_NAME)  # FedGLS's clients have no choice
-        if name != GCN_NAME:
-            return partial(PyGNetwork, name, *sizes)
         kind = GCNPairs if config.task == LINKS and config.links.decoder == MLP else GCN
-        return partial(kind, *sizes)
+        make = partial(kind, *sizes) if name == GCN_NAME else partial(PyGNetwork, name, *sizes)
+        wrapper = self.wrapper
+        return make if wrapper is None else lambda: wrapper(make())
 
     def local(self, config: M) -> tuple[str, ...]:
         """Return patterns of the module's entries that never leave a client."""
-        return ()
+        return self.own_entries
 
     def build_strategy(
         self, config: M, out: Path | None, folder: RunFolder | None = None
