@@ -13,6 +13,7 @@ import sys
 import time
 from functools import partialmethod
 from importlib import import_module
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from flower_graph import __version__
@@ -159,9 +160,8 @@ def owner_of_message() -> int | None:
 # that it had are too: all that are idle then have to answer before they are in the pool again. New
 # ones come in as they start, which on a cluster that has lost a machine may be never.
 Theirs = Any  # Flower's backend, pool, messages and jobs, Ray's references and actors
-_AWAITED: dict[Theirs, Theirs] = {}  # what is ready once an actor answers -> the actor
 ACTOR_WAIT = 60.0  # seconds without any actor after which a message fails
-ACTOR_LOOK = 0.05  # seconds between two looks at actors that are awaited
+ACTOR_LOOK = 0.05  # seconds between two looks for an idle actor
 
 
 def replace_dead_actors() -> None:
@@ -191,7 +191,6 @@ def _process(backend: Theirs, flowers: Theirs, message: Theirs, context: Theirs)
 def _submit(pool: Theirs, flowers: Theirs, actor_fn: Theirs, job: Theirs) -> Theirs:
     end = time.monotonic() + ACTOR_WAIT
     while True:
-        _take_in(pool)
         try:
             return flowers(pool, actor_fn, job)
         except IndexError:  # no actor is idle
@@ -227,23 +226,19 @@ def _replace(pool: Theirs, actor: Theirs) -> None:
     while pool.pool:
         awaited.append(pool.pool.pop())
     for one in awaited:
-        _AWAITED[one.__ray_ready__.remote()] = one
+        Thread(target=_take_in, args=(pool, one), daemon=True).start()
 
 
-def _take_in(pool: Theirs) -> None:
-    if not (refs := [*_AWAITED]):
-        return
+def _take_in(pool: Theirs, actor: Theirs) -> None:
+    """Wait for an actor's answer, and put it into the pool."""
     import ray
     from ray.exceptions import RayActorError
 
-    for ready in ray.wait(refs, num_returns=len(refs), timeout=0)[0]:
-        if (actor := _AWAITED.pop(ready, None)) is None:
-            continue  # another thread was faster
-        try:
-            ray.get(ready)
-            pool.pool.append(actor)
-        except RayActorError:
-            _replace(pool, actor)
+    try:
+        ray.get(actor.__ray_ready__.remote())
+        pool.pool.append(actor)
+    except RayActorError:
+        _replace(pool, actor)
 
 
 def is_simulation(grid: object) -> bool:
