@@ -45,7 +45,7 @@ from flower_graph.storage.files import move
 from flower_graph.storage.reading import StateDict, reading
 from flower_graph.wire.codec import Resume, as_record
 from flower_graph.wire.exchange import Replies, few
-from flower_graph.wire.keys import ACCURACY, ROLES
+from flower_graph.wire.keys import ACCURACY, ROLES, RUN_TOKEN, SERVER_ROUND
 from flower_graph.wire.ledger import reply_bytes
 
 LOG = logging.getLogger(__name__)
@@ -445,6 +445,9 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
     """A server with rounds of its own, in which clients or the server measure during ``train``."""
 
     refused: ClassVar[Sequence[str]] = GIVEN
+    # The message, and its entries, that asks SuperNodes to save which have answered no request of
+    # the round; None: the requests ask all of them
+    asks_to_save: ClassVar[tuple[str, Mapping[str, bool]] | None] = None
 
     def __init__(self, session: Session) -> None:
         self.session, self.best = session, BestRound()
@@ -478,8 +481,14 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
         return self.learn(server_round, replies)
 
     def clients_save(self, server_round: int) -> dict[int, str]:
-        # The round's requests have already asked them to save.
-        return unsaved(self.requests, {n: one.not_saved for n, one in self.answers.items()})
+        said, session = {n: one.not_saved for n, one in self.answers.items()}, self.session
+        if self.asks_to_save is None:
+            return unsaved(self.requests, said)
+        message_type, entries = self.asks_to_save
+        order = {SERVER_ROUND: server_round, RUN_TOKEN: session.run, **entries}
+        replies = session.tell_all(server_round, order, message_type, said)
+        said |= replies.values | {one.node_id: one.reason for one in replies.rejected}
+        return {node: why for node, why in said.items() if why}
 
     def summary(self) -> None:
         LOG.info("%s: %s", type(self).__name__, self.fixed_settings())

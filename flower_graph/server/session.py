@@ -543,20 +543,6 @@ class Session:
         self.save(server_round, state, {})
         checkpoint.keep_rounds(self.folder, (server_round,))
 
-    def have_saved(
-        self,
-        server_round: int,
-        entries: Mapping[str, Any],
-        saved: Mapping[int, str],
-        message_type: str = "train.save",
-    ) -> dict[int, str]:
-        """Have SuperNodes save a round in a message of its own; return failures by node."""
-        # saved: SuperNodes that the request asked to save, and why they failed
-        order = {keys.SERVER_ROUND: server_round, keys.RUN_TOKEN: self.run, **entries}
-        replies = self.tell_all(server_round, order, message_type, saved)
-        said = {**saved, **replies.values} | {one.node_id: one.reason for one in replies.rejected}
-        return {node: why for node, why in said.items() if why}
-
     def rejoin(self) -> list[str]:
         """Have all clients load the checkpoint of the resumed run; return why some cannot."""
         for node in [*self.members.clients]:

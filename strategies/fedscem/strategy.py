@@ -124,7 +124,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
     """
 
     session: EgoSession
-    usual_rounds = 400
+    usual_rounds, asks_to_save = 400, ("train.save", {})
 
     def __init__(
         self,
@@ -286,10 +286,6 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         model = first_model(self.settings)
         vector_to_parameters(torch.from_numpy(vector), model.parameters())
         return model
-
-    def clients_save(self, server_round: int) -> dict[int, str]:
-        saved = {node: reply.not_saved for node, reply in self.answers.items()}
-        return self.session.have_saved(server_round, {}, saved)
 
     def fixed_settings(self) -> dict[str, object]:
         local = {"variant": self.how.variant, "shares_model": self.model is not None}

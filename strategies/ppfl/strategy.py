@@ -175,7 +175,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         ``participation`` and ``min_nodes``.
     """
 
-    usual_rounds = 10
+    usual_rounds, asks_to_save = 10, ("query", {keys.CHECKPOINT: True})
     wants_embeddings = True
     forms: tuple[str, ...] = (config.PAIRS, config.CONSENSUS)  # of the alignment
 
@@ -325,10 +325,6 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         for client, means in sorted(self.clients.targets.items()):
             result[f"means-{client}"], result[f"nodes-{client}"] = means, self.clients.ids[client]
         return result
-
-    def clients_save(self, server_round: int) -> dict[int, str]:
-        saved = {node: reply.not_saved for node, reply in self.answers.items()}
-        return self.session.have_saved(server_round, {keys.CHECKPOINT: True}, saved, "query")
 
     def fixed_settings(self) -> dict[str, object]:
         names = "alignment", "absent", "participation"

@@ -51,11 +51,6 @@ def test_one_step_on_a_path_by_hand() -> None:
     torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize(("steps", "restart"), [(0, 0.5), (4, 1.0)])
-def test_without_a_step_and_with_nothing_but_the_start_all_stays(steps: int, restart: float):
-    torch.testing.assert_close(fed_gta.propagate_labels(PATH, START, steps, restart), START)
-
-
 @pytest.mark.parametrize(
     ("kind", "wanted"),
     [
@@ -189,14 +184,6 @@ def test_masks_never_leave_a_client_and_each_client_has_its_own_model(tmp_path: 
     assert {name.partition(".")[2] for name in done.kept} == set(layers)
     one, other = (done.kept[f"client-{client}.module.first.weight"] for client in (0, 1))
     assert not torch.equal(one, other)
-
-
-def test_without_a_scale_all_clients_have_one_mean(tmp_path: Path) -> None:
-    kept = SMALL_PUB.run(tmp_path, "strategy.masks=false", "strategy.norm_scale=0").kept
-    assert {name.partition(".")[2] for name in kept} >= {"first.weight", "second.bias"}
-    for name in ("first.weight", "second.weight"):
-        for client in (1, 2, 3):
-            assert torch.equal(kept[f"client-0.{name}"], kept[f"client-{client}.{name}"])
 
 
 def run(name: str, *settings: str, supernodes: int = 4, rounds: int = 2) -> Trained:
