@@ -65,15 +65,8 @@ from flower_graph.strategies.fedgls.config import (
     TRUE,
     StructureSettings,
 )
+from flower_graph.wire import averaging
 from flower_graph.wire.arrays import Config, Measurements, Parameters
-from flower_graph.wire.averaging import (
-    ClientMean,
-    Measured,
-    PerClient,
-    Trained,
-    mean_of,
-    sums,
-)
 
 NONE = torch.zeros(0)  # numbers of no client
 FIGURES = ("precision", "recall", "homophily", "true-homophily", "degree", "true-degree")
@@ -83,24 +76,24 @@ SMALL_NUMBERS = 2**17
 # Messages ----------------------------------------------------------------------------------------
 
 
-class StructureTrained(Trained, up="train", kw_only=True):
+class StructureTrained(averaging.Trained, up="train", kw_only=True):
     """The entries of ``fit`` besides arrays."""
 
     # Flower needs the same names from all, even from SuperNodes without graphless clients.
     # `L_c` summed over clients, divided by `num-examples`
-    contrast: Annotated[PerClient, ClientMean()] = NONE
+    contrast: Annotated[averaging.PerClient, averaging.ClientMean()] = NONE
 
 
-class StructureMeasured(Measured, up="evaluate", kw_only=True):
+class StructureMeasured(averaging.Measured, up="evaluate", kw_only=True):
     """The measurements of ``evaluate``."""
 
     # this and the rest: learnt graphs against true ones, graphless clients
-    precision: Annotated[PerClient, ClientMean()] = NONE
-    recall: Annotated[PerClient, ClientMean()] = NONE
-    homophily: Annotated[PerClient, ClientMean()] = NONE
-    true_homophily: Annotated[PerClient, ClientMean()] = NONE
-    degree: Annotated[PerClient, ClientMean()] = NONE
-    true_degree: Annotated[PerClient, ClientMean()] = NONE
+    precision: Annotated[averaging.PerClient, averaging.ClientMean()] = NONE
+    recall: Annotated[averaging.PerClient, averaging.ClientMean()] = NONE
+    homophily: Annotated[averaging.PerClient, averaging.ClientMean()] = NONE
+    true_homophily: Annotated[averaging.PerClient, averaging.ClientMean()] = NONE
+    degree: Annotated[averaging.PerClient, averaging.ClientMean()] = NONE
+    true_degree: Annotated[averaging.PerClient, averaging.ClientMean()] = NONE
 
     def to_report(self) -> dict[str, object]:
         figures = {name: getattr(self, name.replace("-", "_")) for name in FIGURES}
@@ -223,7 +216,7 @@ class StructureClient(ModuleClient):
 
     def measured(self, clients: Sequence[int], weight: int) -> dict[str, float]:
         values = [self._contrast[one] for one in clients if one in self._contrast]
-        return sums("contrast", torch.stack(values) if values else NONE, weight)
+        return averaging.sums("contrast", torch.stack(values) if values else NONE, weight)
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         loss, weight, metrics = super().evaluate(parameters, config)
@@ -231,7 +224,7 @@ class StructureClient(ModuleClient):
         with torch.no_grad(), cohort.learners(self._clients) as (learner,):
             found = self._agreement(learner)
         for name in FIGURES:
-            metrics |= sums(name, found.get(name, NONE), weight)
+            metrics |= averaging.sums(name, found.get(name, NONE), weight)
         return loss, weight, metrics
 
     def _agreement(self, learner: Learner) -> dict[str, Tensor]:
@@ -341,4 +334,4 @@ class StructureFedAvg(ModuleFedAvg):
 
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
         reply = StructureMeasured.from_config(evaluated)
-        return reply.to_report() | {"regulariser": mean_of(trained, "contrast")}
+        return reply.to_report() | {"regulariser": averaging.mean_of(trained, "contrast")}

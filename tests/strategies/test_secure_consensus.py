@@ -33,24 +33,7 @@ from flower_graph.errors import RefusedError
 from flower_graph.flower_compat import ClientAppCallable, Mod
 from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.secure.ring import Ring
-from flower_graph.strategies.ppfl.client import (
-    ROUNDS,
-    Claims,
-    EmbeddingClient,
-    EmbeddingEnrolment,
-    FloatArray,
-    IntArray,
-    PublicReply,
-    PublicRequest,
-    SecureConsensusClient,
-    SumOrder,
-    claim_parts,
-    common_nodes,
-    fewest_holders,
-    fewest_parties,
-    first_points,
-    rotate,
-)
+from flower_graph.strategies.ppfl import client as public
 from flower_graph.strategies.ppfl.strategy import CommonMean, PublicMembership, SecureConsensus
 from flower_graph.wire.codec import Resume
 from flower_graph.wire.keys import CHECKPOINT, RUN_TOKEN, SERVER_ROUND
@@ -61,7 +44,7 @@ STEP = 2.0**-16
 
 def by_hand(rounds: int, absent: Mapping[int, set[int]] | None = None) -> Summed:
     members = {one.number: Member(one.build(), one.nodes, one.rows) for one in toy_members()}
-    return summed(members, NODES, first_points(0, len(NODES), 3), rounds, absent or {})
+    return summed(members, NODES, public.first_points(0, len(NODES), 3), rounds, absent or {})
 
 
 def secrets_of(steps: Summed) -> list[bytes]:
@@ -142,7 +125,9 @@ def test_numbers_that_do_not_fit_are_left_out_and_named(value: float, why: str) 
 class Listener(ToyModel):
     """Notes its vectors and the targets that it is given."""
 
-    def learn(self, rows: IntArray, targets: FloatArray | None, server_round: int) -> float:
+    def learn(
+        self, rows: public.IntArray, targets: public.FloatArray | None, server_round: int
+    ) -> float:
         HEARD.append((self.embed()[rows], targets))
         return super().learn(rows, targets, server_round)
 
@@ -158,7 +143,7 @@ def test_rows_without_enough_holders_stay_the_clients_own() -> None:
     for number, model in ((2, ToyModel), (3, Listener)):
         nodes = np.array([10, 50, 51 + number, 52 + number, 11, 12])
         build = partial(model, start)
-        members[number] = EmbeddingClient(number, nodes, np.array([0, 1, 4, 5]), 3, build)
+        members[number] = public.EmbeddingClient(number, nodes, np.array([0, 1, 4, 5]), 3, build)
     outcome = run(members, rounds=4)
     assert outcome.weights["nodes"].tolist() == NODES
     assert [targets is None for _, targets in HEARD] == [True, True, False, False]
@@ -200,10 +185,10 @@ def test_what_a_round_reports() -> None:
 )
 def test_slots_that_cannot_be(slots: list[int], length: int, what: str) -> None:
     rows = np.ones((3, 2), np.float32)
-    request = PublicRequest(1, [0], [np.arange(3)], 2, [0])
-    order = SumOrder(np.array(slots), 0, is_target=False)
+    request = public.PublicRequest(1, [0], [np.arange(3)], 2, [0])
+    order = public.SumOrder(np.array(slots), 0, is_target=False)
     with pytest.raises(ValueError, match=what):
-        rotate(request, order, PublicReply(request, [1], [0.0], [0.0], rows), length)
+        public.rotate(request, order, public.PublicReply(request, [1], [0.0], [0.0], rows), length)
 
 
 def test_a_node_that_stays_keeps_its_mean() -> None:
@@ -227,7 +212,7 @@ def test_no_sum_is_ever_of_one_client_alone(owned, dropout, chance) -> None:
     m = len(owned)
     least = max(2, m - int(dropout * m + 1e-12))  # contributors without which a sum is skipped
     there = chance.sample(range(m), chance.randint(least, m))
-    for node in common_nodes(ids, fewest_holders(m, dropout)).tolist():
+    for node in public.common_nodes(ids, public.fewest_holders(m, dropout)).tolist():
         assert sum(node in ids[client][0] for client in there) >= 2
 
 
@@ -301,9 +286,9 @@ def context(partition: int) -> Context:
 def test_a_supernode_does_not_go_back_behind_a_sum_that_it_is_in(
     parties: list[TrustSettings], tmp_path: Path
 ) -> None:
-    def client() -> SecureConsensusClient:
+    def client() -> public.SecureConsensusClient:
         where = {"checkpoint_dir": tmp_path}
-        return SecureConsensusClient(context(0), toy_members(1), trust=parties[0], **where)
+        return public.SecureConsensusClient(context(0), toy_members(1), trust=parties[0], **where)
 
     first = client()
     first.get_properties(Resume(RUN).to_config())
@@ -313,34 +298,34 @@ def test_a_supernode_does_not_go_back_behind_a_sum_that_it_is_in(
     with pytest.raises(RefusedError, match="part"):
         first.get_properties(save | {RUN_TOKEN: "cd" * 16})
     journal = replace(parties[0].journal, run=RUN.encode())
-    journal.contribute(2, ROUNDS)
+    journal.contribute(2, public.ROUNDS)
     assert first.get_properties(save | {RUN_TOKEN: RUN}) == {}
     client().get_properties(Resume(RUN, 2, "again").to_config())
-    journal.contribute(3, ROUNDS)
+    journal.contribute(3, public.ROUNDS)
     with pytest.raises(RefusedError, match=r"round 3.*2"):
         client().get_properties(Resume(RUN, 2, "again").to_config())
 
 
 def test_two_honest_holders_are_in_every_sum() -> None:
     """Three tenths may be missing, a tenth may collude."""
-    assert [fewest_parties(n) for n in (5, 7, 9, 10, 19, 100)] == [3, 4, 4, 6, 8, 42]
+    assert [public.fewest_parties(n) for n in (5, 7, 9, 10, 19, 100)] == [3, 4, 4, 6, 8, 42]
 
 
 def test_nodes_are_counted_once_a_party() -> None:
     one = {0: np.array([5, 7]), 1: np.array([5, 9])}
     held = {0: one, **{party: {party: np.array([9, 5])} for party in range(2, 6)}}
-    assert common_nodes(held.values(), 3).tolist() == [5, 9]
+    assert public.common_nodes(held.values(), 3).tolist() == [5, 9]
     held[2] = {2: np.array([7])}
     held[3] = {3: np.array([7, 9])}
-    assert common_nodes(held.values(), 3).tolist() == [5, 7, 9]
-    assert common_nodes(held.values(), 4).tolist() == [9]
+    assert public.common_nodes(held.values(), 3).tolist() == [5, 7, 9]
+    assert public.common_nodes(held.values(), 4).tolist() == [9]
 
 
 HELD = {i: {i: np.array([10, 11, *([12] if i < 3 else []), 100 + i])} for i in range(6)}
 
 
 def signed(trust: TrustSettings, held: Any) -> Any:
-    return np.frombuffer(trust.identity.sign(*claim_parts(5, held)), np.uint8)
+    return np.frombuffer(trust.identity.sign(*public.claim_parts(5, held)), np.uint8)
 
 
 def membership(parties: list[TrustSettings]) -> PublicMembership:
@@ -350,14 +335,14 @@ def membership(parties: list[TrustSettings]) -> PublicMembership:
 
 
 @pytest.fixture
-def claims(parties: list[TrustSettings]) -> Claims:
+def claims(parties: list[TrustSettings]) -> public.Claims:
     """What a server shows that took the claims of all."""
     members = membership(parties)
     for party, trust in enumerate(parties):
         signature = signed(trust, HELD[party])
-        answer = EmbeddingEnrolment.of_clients(HELD[party], 3, None, signature)
-        assert members.refusal(EmbeddingEnrolment.from_config(answer.to_config())) == ""
-    return Claims.from_config(Claims.of(members.claims.values()).to_config())
+        answer = public.EmbeddingEnrolment.of_clients(HELD[party], 3, None, signature)
+        assert members.refusal(public.EmbeddingEnrolment.from_config(answer.to_config())) == ""
+    return public.Claims.from_config(public.Claims.of(members.claims.values()).to_config())
 
 
 @pytest.mark.parametrize(
@@ -373,8 +358,8 @@ def claims(parties: list[TrustSettings]) -> Claims:
 )
 def test_claims_are_refused_that_nobody_signed(
     parties: list[TrustSettings],
-    claims: Claims,
-    change: Callable[[Claims], dict[str, Any]],
+    claims: public.Claims,
+    change: Callable[[public.Claims], dict[str, Any]],
     run_id: int,
     count: int,
     message: str,
@@ -393,7 +378,11 @@ def test_claims_are_refused_that_nobody_signed(
     ],
 )
 def test_who_held_other_nodes_or_counts_on_fewer_takes_no_part(
-    parties: list[TrustSettings], claims: Claims, own: Any, change: dict[str, Any], message: str
+    parties: list[TrustSettings],
+    claims: public.Claims,
+    own: Any,
+    change: dict[str, Any],
+    message: str,
 ) -> None:
     for party, trust in enumerate(parties):
         assert claims.agreed(trust, 5, range(6), HELD[party]).tolist() == [10, 11, 12]
@@ -404,7 +393,7 @@ def test_who_held_other_nodes_or_counts_on_fewer_takes_no_part(
 
 def test_the_server_takes_no_claim_that_is_not_signed(parties: list[TrustSettings]) -> None:
     members = membership(parties)
-    answer = EmbeddingEnrolment.of_clients({0: np.array([10])}, 3)
+    answer = public.EmbeddingEnrolment.of_clients({0: np.array([10])}, 3)
     assert "is not signed" in members.refusal(answer)
     other = signed(parties[1], {0: np.array([10])})
     assert "not signed with its key" in members.refusal(replace(answer, signature=other))
