@@ -22,7 +22,6 @@ from flower_graph.ops.graph import pointers, row_entries, weighted_sums
 # Numbers (rows times h) that a step handles at a time: small enough that the working tensors stay
 # in cache, large enough that threads have something to share.
 BLOCK_NUMBERS = 524_288
-PROJECTED = 1 << 21  # rows that are multiplied at a time, so that their index is small
 VECTOR = 16  # float32 numbers of the widest vectors: so many rows are a whole number of them
 
 
@@ -97,16 +96,8 @@ def take(rows: ActiveRows, users: Tensor) -> tuple[ActiveRows, Tensor]:
 def project(rows: ActiveRows, weight: Tensor) -> Tensor:
     """Compute every user's latent vector, ``x_i W_i``."""
     # weight [r, h]
-    result = weight.new_zeros(rows.num_users, weight.shape[1])
-    parts = rows.blocks(PROJECTED)
-    most = max((part.stop - part.start for _, part in parts), default=0)
-    index = torch.arange(most, dtype=torch.int32, device=weight.device)
-    for users, part in parts:
-        ptr = rows.ptr[users.start : users.stop + 1] - part.start
-        result[users] = weighted_sums(
-            index[: part.stop - part.start], ptr, rows.value[part], weight[part]
-        )
-    return result
+    index = torch.arange(len(weight), dtype=torch.int32, device=weight.device)
+    return weighted_sums(index, rows.ptr, rows.value, weight)
 
 
 def adam_(
@@ -122,8 +113,6 @@ def adam_(
     # The gradient of row ``k`` of user ``i`` is ``x_ik`` times the gradient of ``i``'s latent
     # vector; weight decay is added to it, as in ``torch.optim.Adam``.
     # weight, exp_avg, exp_avg_sq [r, h], gradient [n, h], step [n]
-    here = weight.is_cpu  # to compare counts elsewhere would wait for the device
-    uniform = here and step.numel() > 0 and bool((step == step[0]).all())
     blocks = rows.blocks(_block_rows(weight))
     most = max((part.stop - part.start for _, part in blocks), default=0)
     buffer = weight.new_empty(most, weight.shape[1])
@@ -131,18 +120,17 @@ def adam_(
         user, grad = rows.owners(users, part.stop - part.start), buffer[: part.stop - part.start]
         torch.index_select(gradient, 0, user, out=grad)
         grad.mul_(rows.value[part, None])
-        tensors = [weight[part], exp_avg[part], exp_avg_sq[part], grad]
-        count = step[:1].expand(user.shape) if uniform else step[user]
+        tensors, count = [weight[part], exp_avg[part], exp_avg_sq[part], grad], step[users]
         # The fused step takes one step count. What does not fill a vector it rounds otherwise,
-        # which would make a user's numbers depend on where they lie.
-        is_one = uniform or (here and bool((count == count[0]).all()))
+        # which would make a user's numbers depend on where they lie. To compare counts elsewhere
+        # than on a CPU would wait for the device.
+        is_one = weight.is_cpu and bool((count == count[0]).all())
         whole = user.numel() // VECTOR * VECTOR if is_one else 0
         if whole:
             first: list[Tensor] = [one[:whole] for one in tensors]
             adam_rows_(first[0], first[1], first[2], first[3], count[:1], [0, whole], rates)
         if whole < user.numel():
-            rest = [one[whole:] for one in tensors]
-            _step(rest, count[whole:, None], rates)
+            _step([one[whole:] for one in tensors], step[user[whole:]][:, None], rates)
 
 
 def _step(tensors: Sequence[Tensor], count: Tensor, rates: Rates) -> None:
