@@ -252,24 +252,24 @@ class SumServer(Membership):
         return opened
 
     def _begin(self, number: int, clients: set[int]) -> SumRound:
-        chosen = clients.difference(self.excluded)
+        chosen = clients - self.excluded
         local = {self.nodes[n]: [c for c in own if c in chosen] for n, own in self.clients.items()}
         local = {party: own for party, own in local.items() if own}
+        m, count = len(local), sum(map(len, local.values()))
         if not self.rounds:
             LOG.warning(
                 "the server is trusted (semi-honest): two sums tell it what those sent together "
                 "who are in one alone (`flower-graph docs security#what-sums-over-time-tell`)"
             )
-        m, dropped = len(local), math.floor(self.dropout * len(chosen))
-        honest, hosts = (n - math.floor(self.corrupt * n) for n in (len(chosen), m))
+        honest, hosts = (n - math.floor(self.corrupt * n) for n in (count, m))
         if honest < 2 or hosts < min(m, 2):
-            few = f"{len(chosen)} clients, a sum needs at least 2 that do not collude"
+            few = f"{count} clients, a sum needs at least 2 that do not collude"
             few += f", of {min(m, 2)} SuperNodes (corrupt {self.corrupt:g})"
             return self._none(number, few)
         k, threshold, vanished = ALONE if m == 1 else plan(m, self.dropout, self.corrupt)
         seed = int.from_bytes(self.run_id, "little")
         graph = partners(np.arange(m), k, seed, number) if k else np.zeros((1, 0), np.int64)
-        minimum = max(2, threshold + 1, m - vanished, len(chosen) - dropped)
+        minimum = max(2, threshold + 1, m - vanished, count - math.floor(self.dropout * count))
         parties = np.array(sorted(local), np.int64)
         circle = Circle(self.run_id, parties, graph, threshold, minimum)
         return SumRound(self, circle, number, local)
@@ -745,10 +745,6 @@ class SecureSum:
         self.clients = [] if begun else self.clients
         return begun
 
-    def ready(self, server_round: int, clients: Iterable[int]) -> None:
-        """Prepare a sum for some clients, in an exchange of its own."""
-        self._turn(server_round, clients)
-
     def open(self, server_round: int, following: Iterable[int] | None) -> Opened:
         """Remove the masks of the newest sum and prepare the next, in one exchange.
 
@@ -758,7 +754,7 @@ class SecureSum:
         done = self.round
         # Parties that do not trust the server settle and sign the list of members
         self.tell(server_round, "sum_list", done.list_requests(), ListReply, done.take)
-        self._turn(server_round, following, done)
+        self.ready(server_round, following, done)
         result, blamed = done.result(), self.server.take_blamed()
         failed = {one.client: str(one) for one in blamed if one.client is not None}
         found = Opened(done.number, failed=failed, silent=[*self.rejected])
@@ -767,19 +763,20 @@ class SecureSum:
             LOG.warning("round %d: no sum: %s", server_round, found.skipped)
         else:
             found.total, found.contributors = result.total, result.contributors.tolist()
-        for entry in found.rejected:
-            LOG.warning("round %d: %s", server_round, entry)
+        for client, why in failed.items():
+            LOG.warning("round %d: client %d: %s", server_round, client, why)
         return found
 
-    def _turn(
-        self, server_round: int, following: Iterable[int] | None, done: SumRound | None = None
+    def ready(
+        self, server_round: int, clients: Iterable[int] | None, done: SumRound | None = None
     ) -> None:
+        """Prepare a sum for some clients, in one exchange with the shares of one that is done."""
         # Any: requests and replies of two kinds
         stages: list[tuple[SumRound, dict[int, Any], Any]] = []
         if done is not None:
             stages.append((done, done.unmask_requests(), UnmaskReply))
-        self.clients = list(following or ())
-        if following is not None:
+        self.clients = list(clients or ())
+        if clients is not None:
             self.number += 1
             self.ring = self.ring_for(max(1, len(self.clients)))
             self.round = self.server.open_round(self.number, self.clients)

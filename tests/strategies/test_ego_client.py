@@ -25,7 +25,7 @@ from flower_graph.privacy.noise import ClientNoise
 from flower_graph.secure.align.client import SlotTable
 from flower_graph.secure.parties.registry import Registry, TrustSettings, new_identity
 from flower_graph.secure.ring import Ring
-from flower_graph.server.sums import Opened
+from flower_graph.server.sums import Opened, PartySums
 from flower_graph.strategies.fedscem.client import (
     METRIC_NAMES,
     SUMMED_NAMES,
@@ -454,3 +454,21 @@ def test_who_joins_later_is_aligned_with_all(parties):
     # All are aligned; of each sum one is left out, as six SuperNodes differ from five by one.
     assert done.answered == [11, 11, 11] and sums.server.epoch.number == 1
     assert sums.server.epoch.parties.size == 6
+
+
+def test_another_registry_in_mid_run_begins_another_epoch(parties, tmp_path, monkeypatch):
+    new = Registry.read(parties["registry"])
+    new = new.with_party(new_identity(tmp_path / "joins"), [range(900, 901)])
+    renew, rounds = PartySums.renew, []
+
+    def renewed(server):
+        rounds.append(server.lists)
+        if len(rounds) == 2:
+            new.write(parties["registry"])
+        renew(server)
+
+    monkeypatch.setattr(PartySums, "renew", renewed)
+    done = run(**parties, rounds=3)
+    server = done.strategy.session.sums.server
+    assert (server.epoch.number, server.registry.digest) == (1, new.digest)
+    assert done.answered == [12, 12, 12]
