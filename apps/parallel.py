@@ -27,10 +27,11 @@ R = TypeVar("R")
 
 def in_parallel(
     work: Callable[..., R], tasks: Sequence[T], apps: Sequence[Path] = ()
-) -> Iterator[tuple[T, R, float]]:
+) -> Iterator[tuple[T, R, str, str]]:
     """Call a function with each tuple of arguments, in a process for each core with one thread.
 
-    As each call ends, yields its arguments, its result, and the seconds that the others may take.
+    As each call ends, yields its arguments, its result, how many have ended, as ``3/12``, and how
+    long the others may take.
     ``apps`` are files with methods of the user's own.
     """
     began = time.perf_counter()
@@ -39,8 +40,9 @@ def in_parallel(
         running = {pool.submit(work, *task): task for task in tasks}
         try:
             for number, future in enumerate(as_completed(running), start=1):
-                each = (time.perf_counter() - began) / number
-                yield running[future], future.result(), each * (len(tasks) - number)
+                left = (time.perf_counter() - began) / number * (len(tasks) - number)
+                ended = f"{number}/{len(tasks)}"
+                yield running[future], future.result(), ended, time_left(left)
         except BaseException:  # what the others find would reach nobody
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in active_children():

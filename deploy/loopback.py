@@ -220,16 +220,9 @@ class Loopback:
     ) -> None:
         logs = self.folder / "logs"
         logs.mkdir(exist_ok=True)
-        with (logs / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                command,
-                env=self._variables(name, home) | variables,
-                cwd=self._home(home or name),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches the caller alone, which ends the others
-            )
+        own = self._variables(name, home) | variables
+        folder = self._home(home or name)
+        self.processes[name] = start(command, own, folder, logs / f"{name}.log")
 
     def _wait_for_superlink(self) -> None:
         scheme = "https" if self.tls else "http"
@@ -259,6 +252,22 @@ class Loopback:
             PARTY: self._party(name),
             **self._environment,
         }
+
+
+def start(
+    command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path
+) -> subprocess.Popen[bytes]:
+    """Start a process in a folder, which writes to a log; Ctrl-C reaches its caller alone."""
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def deal(

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import psutil
 
+from deploy.loopback import start
 from flower_graph.apps.cli.launch import (
     end_processes,
     free_ports,
@@ -65,16 +66,7 @@ class Raylet:
         if apart:
             kept = self.folder, ROOT, sys.prefix
             command = [*_unshare(), "sh", "-c", APART, "sh", *map(str, kept), *command]
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                command,
-                env=self.environment(),
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self._process = start(command, self.environment(), self.folder, self._log)
 
     def environment(self) -> dict[str, str]:
         return quiet_environment(self.folder / "home", self.folder / "state") | {

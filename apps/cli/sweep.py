@@ -23,7 +23,7 @@ from typing import Any
 
 from flower_graph.apps.cli.run import check_all, stem_of
 from flower_graph.apps.cli.say import say
-from flower_graph.apps.parallel import in_parallel, loaded, settings_of, time_left, workers_for
+from flower_graph.apps.parallel import in_parallel, loaded, settings_of, workers_for
 from flower_graph.apps.run import run
 from flower_graph.config.common import CHECKPOINTS, RunConfig
 from flower_graph.config.foreign import RESULT
@@ -109,10 +109,8 @@ def do(trials: Sequence[Trial], of: int | None = None) -> None:
             f"{len(runs) - len(missing)} done before; {workers_for(missing)} at a time, in {out}",
             to=sys.stderr,
         )
-    done = in_parallel(do_run, missing, trials[0].apps)
-    for number, ((trial, seed), words, left) in enumerate(done, 1):
-        end = f"{words}; {time_left(left)} left"
-        say(f"{number}/{len(missing)}  {trial.words}, seed {seed}: {end}", to=sys.stderr)
+    for (trial, seed), words, ended, left in in_parallel(do_run, missing, trials[0].apps):
+        say(f"{ended}  {trial.words}, seed {seed}: {words}; {left} left", to=sys.stderr)
 
 
 def do_run(trial: Trial, seed: int) -> str:

@@ -150,7 +150,7 @@ def run_again(paper: Paper, folder: Path, out: Path, *, all_seeds: bool = False)
     print(f"{len(tasks)} runs", flush=True)
     make_folder(out)
     done = pd.DataFrame()
-    for _, rows, _ in in_parallel(compared, tasks):
+    for _, rows, *_ in in_parallel(compared, tasks):
         done = pd.concat([done, pd.DataFrame(rows)])
         print(page.markdown(pd.DataFrame(rows)), flush=True)
         write_text(out / "again.md", page.markdown(done) + "\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from flower_graph.apps.parallel import in_parallel, loaded, settings_of, time_left
+from flower_graph.apps.parallel import in_parallel, loaded, settings_of
 from flower_graph.apps.reproduce.table import Line, function
 from flower_graph.apps.run import simulate_whole
 from flower_graph.config.common import RunConfig
@@ -329,13 +329,11 @@ def tried(line: Line) -> dict[tuple[str, ...], list[Run]]:
 
 def run_all(runs: Sequence[Run], store: Store) -> None:
     """Do some runs, as many at a time as there are cores, and print the result of each."""
-    done = in_parallel(_run, [(run,) for run in runs])
-    for number, ((run,), (kept, reached), left) in enumerate(done, start=1):
+    for (run,), (kept, reached), ended, left in in_parallel(_run, [(run,) for run in runs]):
         store.add(kept)
         print(
-            f"{number}/{len(runs)}  {run.config} {' '.join(run.overrides)} {run.trained} "
-            f"seed {run.seed}: {reached}; the others of this "
-            f"table and seed take about {time_left(left)}",
+            f"{ended}  {run.config} {' '.join(run.overrides)} {run.trained} seed {run.seed}: "
+            f"{reached}; the others of this table and seed take about {left}",
             flush=True,
         )
 

@@ -94,12 +94,10 @@ def printed(table: str, data: str, method: str) -> dict[str, float]:
         return {}
     figures = PRINTED[table, data, method]
     result = {t.TEST: fmean(figures[1]) / 100}
-    for classifier, values in zip(CLASSIFIERS, figures, strict=True):
-        result[f"micro-f1, {classifier}"] = fmean(values) / 100
-        for client, value in enumerate(values, start=1):
-            result[f"micro-f1-client, {classifier}, {client}"] = value / 100
-    for classifier, value in zip(CLASSIFIERS, SUMS[table, data], strict=True):
-        result[f"sum-of-fed-less-loc, {classifier}"] = value / 100
+    for name, values, total in zip(CLASSIFIERS, figures, SUMS[table, data], strict=True):
+        result |= {f"micro-f1, {name}": fmean(values) / 100}
+        result |= {f"sum-of-fed-less-loc, {name}": total / 100}
+        result |= {f"micro-f1-client, {name}, {n}": v / 100 for n, v in enumerate(values, 1)}
     return result
 
 
