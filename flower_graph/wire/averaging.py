@@ -121,13 +121,8 @@ class Measured(Message, up="evaluate", kw_only=True):
         return mean_of(metrics, LOSS), self.weight, metrics
 
     def to_report(self) -> dict[str, object]:
-        return {
-            "loss": self.cross_entropy,
-            "cross_entropy": self.cross_entropy,
-            "train_accuracy": self.train,
-            "val_accuracy": self.val,
-            "test_accuracy": self.test,
-        }
+        named = {f"{role}_accuracy": getattr(self, role) for role in keys.ROLES}
+        return {"loss": self.cross_entropy, "cross_entropy": self.cross_entropy, **named}
 
 
 # Answers in rows ---------------------------------------------------------------------------------
