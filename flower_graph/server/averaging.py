@@ -605,6 +605,9 @@ def _check_part(reply: Message, wanted: Wanted) -> tuple[float, Form]:
     weight = metrics.get(keys.NUM_EXAMPLES)
     if not (isinstance(weight, (int, float)) and 0 < weight <= keys.MAX_WEIGHT):
         raise MalformedReplyError(f"{keys.NUM_EXAMPLES} is {brief(weight, 40)}, must be positive")
+    clients = metrics.get(keys.CLIENTS, 1)
+    if wanted.rows and isinstance(clients, int) and clients > 1:
+        raise MalformedReplyError(f"it speaks for {brief(clients, 20)} clients; one was asked")
     for name, value in metrics.items():
         share = metrics.get(f"has-{name}")
         if wanted.model is None and not np.isfinite(np.asarray(value, np.float64)).all():
