@@ -97,7 +97,7 @@ def test_one_supernode_alone_does_not_decide_how_large_weights_are() -> None:
     others = 90 - len(clean(NFEDGNN).clients)
     assert [report.asked for report in outcome.reports] == [others, 90, 90]
     (why,) = outcome.named[1]
-    assert why.startswith("its weights are ") and "1048576" in why
+    assert "1048576" in why
 
 
 @pytest.mark.parametrize(
