@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.nn.functional import embedding_bag, pad
 
-# PyTorch calls its CSR layout beta at the first use in each process.
-warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+with warnings.catch_warnings():  # PyTorch calls its CSR layout beta at the first use in a process
+    warnings.simplefilter("ignore")
+    torch.zeros(1, 1).to_sparse_csr()
 
 # Numbers of a row from which on a CPU adds up an embedding's rows in half the time of MKL's sparse
 # product or less; the order of a row's sum is another.

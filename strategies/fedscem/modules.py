@@ -63,12 +63,8 @@ class EgoGCN(nn.Module):
 
     def __init__(self, features: int, hidden: int, classes: int, projection: int) -> None:
         super().__init__()
-        self.arguments: dict[str, object] = {
-            "features": features,
-            "hidden": hidden,
-            "classes": classes,
-            "projection": projection,
-        }
+        self.arguments = {"features": features, "hidden": hidden, "classes": classes}
+        self.arguments["projection"] = projection
         self.gnn = GCN(features, hidden, hidden, dropout=0.0)
         self.classifier = nn.Linear(hidden, classes)
         self.projection = nn.Linear(hidden, projection)

@@ -8,7 +8,6 @@ from flower_graph.ops.logistic_regression import fit, scores
 
 
 @pytest.mark.parametrize(("strength", "is_sparse"), [(0.1, False), (1.0, True)])
-@pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_weights_are_those_of_scikit_learn(strength: float, is_sparse: bool) -> None:
     rng = torch.Generator().manual_seed(3)
     x = torch.randn(90, 12, generator=rng) * (torch.rand(90, 12, generator=rng) < 0.4)

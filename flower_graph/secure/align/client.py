@@ -131,17 +131,7 @@ def slot_table(order: Bytes2D, names: Mapping[int, Bytes2D], group_key: bytes = 
 
 
 # Attributes that a client's state keeps
-KEPT = (
-    "plain",
-    "digest",
-    "order",
-    "_secrets",
-    "_epoch",
-    "_dealt",
-    "_blocks",
-    "_answered",
-    "_names",
-)
+KEPT = "plain digest order _secrets _epoch _dealt _blocks _answered _names".split()
 
 
 class AlignmentClient:
