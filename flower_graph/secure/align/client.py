@@ -131,7 +131,7 @@ def slot_table(order: Bytes2D, names: Mapping[int, Bytes2D], group_key: bytes = 
 
 
 # Attributes that a client's state keeps
-KEPT = "plain digest order _secrets _epoch _dealt _blocks _answered _names".split()
+KEPT = ["plain", "digest", "order", "epoch", "_secrets", "_dealt", "_blocks", "_answered", "_names"]
 
 
 class AlignmentClient:
@@ -183,7 +183,7 @@ class AlignmentClient:
         self._start(0)
 
     def _start(self, epoch: int) -> None:
-        self._epoch = epoch
+        self.epoch = epoch
         self._table: SlotTable | None = None
         self._dealt = dict[int, list[int]]()  # numbers of the identities in each client's block
         self._blocks = dict[int, Bytes2D]()  # as they were sent
@@ -196,9 +196,9 @@ class AlignmentClient:
         strange = [client for client in clients.tolist() if client not in self._numbers]
         if strange:
             raise RefusedError(f"asked for clients {brief(strange)} that are not hosted here")
-        if epoch < self._epoch:
-            raise RefusedError(f"alignment {epoch} is over, this is {self._epoch}")
-        if epoch > self._epoch:
+        if epoch < self.epoch:
+            raise RefusedError(f"alignment {epoch} is over, this is {self.epoch}")
+        if epoch > self.epoch:
             self._start(epoch)
 
     def begin(self, seed: bytes, parties: Iterable[int], declared: Mapping[int, int]) -> None:
@@ -382,8 +382,8 @@ class AlignmentClient:
         return sorted(client for client in answered if named[self._numbers[client]].all())
 
     def publish(self, message: ids.PublishedTokens) -> SlotTable:
-        if message.epoch != self._epoch:
-            raise StateLostError(f"slots of alignment {message.epoch}, here is {self._epoch}")
+        if message.epoch != self.epoch:
+            raise StateLostError(f"slots of alignment {message.epoch}, here is {self.epoch}")
         is_same = np.array_equal(message.tokens[: len(self.order)], self.order)
         if not (is_same or self.plain):
             raise RefusedError("the published tokens change the order of existing slots")
