@@ -32,15 +32,7 @@ from flower_graph.flower_compat import (
     recorddict_to_proto,
 )
 from flower_graph.outputs.client import ClientOutputs, KeepReply, KeepRequest, count_traffic
-from flower_graph.storage import checkpoint
-from flower_graph.storage.files import (
-    node_name,
-    own_folder,
-    own_place,
-    remove,
-    remove_empty,
-    state_key,
-)
+from flower_graph.storage import checkpoint, files
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import decode_array, encode_array, own_records
 from flower_graph.wire.client_errors import boundary, lost_reply
@@ -268,7 +260,7 @@ def servers_time(message: Message, context: Context, call_next: ClientAppCallabl
 
 def keep_state(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Load the context's state if the file is newer. Save it before the reply leaves."""
-    file, key, in_memory = state_file(context), state_key(context), _handled(context.state)
+    file, key, in_memory = state_file(context), files.state_key(context), _handled(context.state)
     if file is None:
         return call_next(message, context)
     try:
@@ -278,13 +270,14 @@ def keep_state(message: Message, context: Context, call_next: ClientAppCallable)
         if in_memory:
             LOG.warning("%s; going on with what Flower has in memory", error)
         elif file.exists():
-            raise StateLostError(f"client {node_name(context)}: its state: {error}") from error
+            who = f"client {files.node_name(context)}"
+            raise StateLostError(f"{who}: its state: {error}") from error
     reply = call_next(message, context)
     handled = _handled(context.state) + 1
     context.state.pop(RECORD, None)
     if not context.state:  # no state yet, or the run is over
-        remove(file)
-        remove_empty(file.parent)  # removes the run's folder, if this was its last file
+        files.remove(file)
+        files.remove_empty(file.parent)  # removes the run's folder, if this was its last file
         return reply
     context.state[RECORD] = ConfigRecord({HANDLED: handled})
     write_state(file, context.state, key)
@@ -293,8 +286,8 @@ def keep_state(message: Message, context: Context, call_next: ClientAppCallable)
 
 def state_file(context: Context) -> Path | None:
     """Return the file of a client's context; None if the SuperNode has no folder of its own."""
-    name = f"run-{context.run_id}/context-{node_name(context)}.state"
-    return None if (folder := own_place(context)) is None else folder / name
+    name = f"run-{context.run_id}/context-{files.node_name(context)}.state"
+    return None if (folder := files.own_place(context)) is None else folder / name
 
 
 def _handled(state: RecordDict) -> int:
@@ -304,7 +297,7 @@ def _handled(state: RecordDict) -> int:
 
 def write_state(file: Path, state: RecordDict, key: StateKey | None = None) -> None:
     """Write a context's state, whole or not at all; encrypted with a key."""
-    own_folder(file.parent)
+    files.own_folder(file.parent)
     data = bytearray(recorddict_to_proto(state).SerializeToString())
     tensors = {"state": torch.frombuffer(data, dtype=torch.uint8)}
     checkpoint.save_client(file, tensors, "", key)

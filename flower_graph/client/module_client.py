@@ -47,15 +47,8 @@ from flower_graph.outputs.build import form_of
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import SavedModels, Snapshot
 from flower_graph.rng import derive_seed, seeded
+from flower_graph.wire import averaging
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
-from flower_graph.wire.averaging import (
-    Asked,
-    Enrolment,
-    Measured,
-    RoundRequest,
-    RowsBeside,
-    Trained,
-)
 from flower_graph.wire.codec import Resume
 from flower_graph.wire.keys import ARRAY_NAMES, CHECKPOINT, EXTRAS
 
@@ -211,7 +204,7 @@ class ModuleClient(NumPyClient):
         self._state.restore(Resume.from_config(config))
         processed = self._state.processed()
         weight = sum(map(self.examples, self.graphs))
-        return Enrolment(self._clients, processed, weight).to_config()
+        return averaging.Enrolment(self._clients, processed, weight).to_config()
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train the clients that are asked. Send their mean, without clients that diverged."""
@@ -228,7 +221,7 @@ class ModuleClient(NumPyClient):
             for name in filter(self.shared.is_sent, cohort.names):
                 sums[name] = cohort.total(name, self.counted(name, good)).numpy()
         means = {name: values / weight for name, values in sums.items()}
-        trained = Trained(clients=len(clients), left_out=left_out).to_config()
+        trained = averaging.Trained(clients=len(clients), left_out=left_out).to_config()
         return _answered(means, weight, parameters, trained | self.measured(clients, weight))
 
     # Any: the weight is a list
@@ -239,9 +232,11 @@ class ModuleClient(NumPyClient):
         numbers, weights, sent = map(list, zip(*rows, strict=True))
         stacks = {name: np.stack([one[name] for one in sent]) for name in sent[0]}
         each = zip(numbers, weights, strict=True)
-        measured = [Trained(clients=1).to_config() | self.measured([c], w) for c, w in each]
+        measured = [
+            averaging.Trained(clients=1).to_config() | self.measured([c], w) for c, w in each
+        ]
         entries = {name: [one[name] for one in measured] for name in measured[0]}
-        beside = RowsBeside(np.array(numbers, np.int64), left_out).to_config()
+        beside = averaging.RowsBeside(np.array(numbers, np.int64), left_out).to_config()
         return _answered(stacks, weights, parameters, entries | beside)
 
     def _trained(
@@ -251,8 +246,8 @@ class ModuleClient(NumPyClient):
 
         A client whose numbers are no longer finite begins anew in the next round.
         """
-        request = RoundRequest.from_config(config)
-        begun = Asked.from_config(config).arrays_for(parameters, self._clients)
+        request = averaging.RoundRequest.from_config(config)
+        begun = averaging.Asked.from_config(config).arrays_for(parameters, self._clients)
         chosen = [client for client in begun if self._examples_of(client)]
         proximal = float(config.get(PROXIMAL, 0))
         with self._opened() as cohort:
@@ -270,8 +265,8 @@ class ModuleClient(NumPyClient):
         return cohort, list(begun), left_out
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
-        request, judged = RoundRequest.from_config(config), list[Judged]()
-        begun = Asked.from_config(config).arrays_for(parameters, self._clients)
+        request, judged = averaging.RoundRequest.from_config(config), list[Judged]()
+        begun = averaging.Asked.from_config(config).arrays_for(parameters, self._clients)
         with self._opened() as cohort, cohort.learners(self._clients) as learners:
             for learner in learners:
                 self._take_over(cohort, learner, begun)
@@ -286,7 +281,9 @@ class ModuleClient(NumPyClient):
         )
         counts = self.task.count_all(judged, request.counting)
         figures = {"cross_entropy": loss, "train": train, "val": val, "test": test}
-        mean, weight, metrics = Measured(weight=len(nodes), **figures, counts=counts).answer()
+        mean, weight, metrics = averaging.Measured(
+            weight=len(nodes), **figures, counts=counts
+        ).answer()
         # Where nobody has a loss, 0: a server must be able to tell that from a loss that is lost.
         if not any(bool(one.masks["train"].any()) for one in judged):
             mean = 0.0

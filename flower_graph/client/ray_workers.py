@@ -31,19 +31,7 @@ from flower_graph.config.common import CHECKPOINTS
 from flower_graph.errors import ConfigError, StateLostError
 from flower_graph.handed import take_over
 from flower_graph.records.warned import counted_warnings
-from flower_graph.storage.files import (
-    IN_PROCESS,
-    PARTITION,
-    STATE_DIR,
-    STATE_VARIABLE,
-    default_folder,
-    inside,
-    node_name,
-    remove,
-    remove_folder,
-    replaced,
-    temporary_folder,
-)
+from flower_graph.storage import files
 from flower_graph.storage.reading import MOST_TENSORS, read_bytes
 from flower_graph.wire.client_errors import lost_reply
 
@@ -90,13 +78,13 @@ class RayWorker:
             self._folder = TemporaryFolder()
             base, self._out = self._folder.path / "state", self._folder.path / "out"
             self._mirror = Mirror(Folders(self._out, run.state(base)), folders)
-        os.environ[STATE_VARIABLE] = str(base)
+        os.environ[files.STATE_VARIABLE] = str(base)
         self._home = Home(run.reference)
 
     def answer(self, message: Message, context: Context) -> tuple[Message, RecordDict]:
-        context.node_config = {**context.node_config, STATE_DIR: IN_PROCESS}
+        context.node_config = {**context.node_config, files.STATE_DIR: files.IN_PROCESS}
         context.run_config = {**context.run_config, OUT: str(self._out)}
-        name, answer = node_name(context), partial(self._home, message, context)
+        name, answer = files.node_name(context), partial(self._home, message, context)
         reply = answer() if self._mirror is None else self._mirror.during(name, answer)
         return reply, context.state
 
@@ -118,7 +106,7 @@ class RayHome:
         Exception
             The ClientApp's own, taken from the error that has its traceback.
         """
-        number = int(str(context.node_config[PARTITION])) % self.workers
+        number = int(str(context.node_config[files.PARTITION])) % self.workers
         worker = _worker(context.run_id, number)
         answer: tuple[Message, RecordDict]
         try:
@@ -164,7 +152,7 @@ def ray_workers(run: OnRay, made: Mapping[str, object]) -> Iterator[None]:
     ``made`` are settings and data; each machine gets them once. ``ConfigError`` if no machine has
     the GPUs that a worker needs.
     """
-    base, machine = default_folder(), ray.get_runtime_context().get_node_id()
+    base, machine = files.default_folder(), ray.get_runtime_context().get_node_id()
     things, workers, places = ray.put(made), [], _places(run.gpus)[: run.supernodes]
     folders = None
     if len(_machines()) > 1:  # else nobody asks for them
@@ -239,13 +227,13 @@ class Folders:
     def read(self, names: Iterable[Name]) -> Files:
         return {name: read_bytes(self._roots[name[0]] / name[1], MOST_TENSORS) for name in names}
 
-    def write(self, files: Files) -> None:
-        for (folder, name), data in files.items():
-            path = inside(self._roots[folder], name)
+    def write(self, changes: Files) -> None:
+        for (folder, name), data in changes.items():
+            path = files.inside(self._roots[folder], name)
             if data is None:
-                remove(path)
+                files.remove(path)
             else:
-                with replaced(path) as stream:
+                with files.replaced(path) as stream:
                     stream.write(data)
 
     def stamps(self) -> Stamps:
@@ -280,7 +268,7 @@ class Mirror:
             ray.get(self._there.write.remote(gone | changed))
         # A client that has lost its state asks for its checkpoint: then they are fetched again
         with suppress(OSError):
-            remove_folder(self._here.out / CHECKPOINTS)
+            files.remove_folder(self._here.out / CHECKPOINTS)
         if not reply.has_error():
             self._known.add(supernode)
         return reply
@@ -290,7 +278,7 @@ class TemporaryFolder:
     """A folder that is removed when this process ends, even if it is killed."""
 
     def __init__(self) -> None:
-        self.path = temporary_folder()
+        self.path = files.temporary_folder()
         # Python runs nothing any more in a process that is killed. A shell sees that its pipe is
         # closed; a grandchild, because Ray kills the children of a worker with it.
         waiting = 'exec 3<&0; (cat <&3 > /dev/null; rm -rf "$0") &'

@@ -46,14 +46,7 @@ from flower_graph.flower_compat import (
     recorddict_from_proto,
     recorddict_to_proto,
 )
-from flower_graph.storage.files import (
-    default_folder,
-    locked,
-    own_folder,
-    path_of,
-    remove,
-    remove_empty,
-)
+from flower_graph.storage import files
 from flower_graph.wire.client_errors import boundary, on_ray
 from flower_graph.wire.keys import CONFIG
 
@@ -146,13 +139,14 @@ class WorkerHome:
             return message_from_proto(MessageProto.FromString(answer))
 
     def _called(self, context: Context) -> Connection:
-        base, run = default_folder(), f"run-{context.run_id}"
+        base, run = files.default_folder(), f"run-{context.run_id}"
         path = base / run / f"resident-{context.node_id}-{self.owner}"
-        own_folder(base, base)
-        with locked(base) as handle:
+        files.own_folder(base, base)
+        with files.locked(base) as handle:
             assert handle is not None
-            own_folder(path.parent)
-            where = path_of(handle, f"{run}/{path.name}")  # a socket's path has at most 107 bytes
+            files.own_folder(path.parent)
+            # A socket's path has at most 107 bytes
+            where = files.path_of(handle, f"{run}/{path.name}")
             try:
                 return _connected(where)
             except (FileNotFoundError, ConnectionRefusedError):
@@ -160,7 +154,7 @@ class WorkerHome:
                 return _connected(where)
 
     def _start(self, path: Path, where: str) -> None:
-        remove(path)  # of a worker that was killed
+        files.remove(path)  # of a worker that was killed
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(where)
             os.chmod(where, 0o600)
@@ -235,7 +229,7 @@ class Worker:
             except (OSError, EOFError):  # the caller has died meanwhile
                 ends = False
             if ends:
-                with locked(self._socket.parents[1]):  # nobody calls it meanwhile
+                with files.locked(self._socket.parents[1]):  # nobody calls it meanwhile
                     if is_over := not select.select([self._listener], [], [], 0)[0]:
                         self._remove()
 
@@ -270,8 +264,8 @@ class Worker:
         return before and not context.state  # clients forget what they kept of a run
 
     def _remove(self) -> None:
-        remove(self._socket)
-        remove_empty(self._socket.parent)
+        files.remove(self._socket)
+        files.remove_empty(self._socket.parent)
 
 
 def main(given: Mapping[str, object]) -> None:

@@ -32,19 +32,7 @@ from torch import Tensor
 
 from flower_graph.data.description import check_clients
 from flower_graph.errors import CheckpointError, StateLostError, told
-from flower_graph.storage import checkpoint, row_file
-from flower_graph.storage.files import (
-    IN_PROCESS,
-    STATE_DIR,
-    default_folder,
-    node_name,
-    own_folder,
-    own_place,
-    remove,
-    remove_empty,
-    remove_folder,
-    state_key,
-)
+from flower_graph.storage import checkpoint, files, row_file
 from flower_graph.wire.arrays import Config
 from flower_graph.wire.client_errors import AT_HOME
 from flower_graph.wire.codec import Resume, SaveRequest
@@ -84,7 +72,7 @@ class Live:
 def forget_run(run_id: int) -> None:
     """Remove the state files that clients of a run left on this machine."""
     with suppress(OSError):
-        remove_folder(default_folder() / f"run-{run_id}")
+        files.remove_folder(files.default_folder() / f"run-{run_id}")
 
 
 class CohortState(Generic[T]):
@@ -111,10 +99,11 @@ class CohortState(Generic[T]):
     ) -> None:
         self._context, self._make, self._copies, self._rows = context, make, copies, rows
         self._numbers = torch.as_tensor(numbers, dtype=torch.int64)
-        self._own, self._shared, self._sealed = own_place(context), folder, state_key(context)
+        self._own, self._sealed = files.own_place(context), files.state_key(context)
+        self._shared = folder
         # A SuperNode that is started anew may have another id; without a folder its state is gone.
-        node = f"node-{context.node_id}" if self._own is None else node_name(context)
-        self._folder = (self._own or default_folder()) / f"run-{context.run_id}"
+        node = f"node-{context.node_id}" if self._own is None else files.node_name(context)
+        self._folder = (self._own or files.default_folder()) / f"run-{context.run_id}"
         self._file = self._folder / f"{CLIENTS}-{node}.safetensors"
 
     @property
@@ -164,8 +153,8 @@ class CohortState(Generic[T]):
         for record in (CLIENTS, RESUMED, *more):
             self._context.state.pop(record, None)
         for file in filter(None, (self._file, self._rows)):  # of rows the checkpoints have copies
-            remove(file)
-            remove_empty(file.parent)
+            files.remove(file)
+            files.remove_empty(file.parent)
 
     # Checkpoints
 
@@ -177,7 +166,7 @@ class CohortState(Generic[T]):
         path = self.checkpoint_file(server_round, run)
         try:
             if self._own is not None:
-                own_folder(path.parent, self._own)
+                files.own_folder(path.parent, self._own)
             if self._rows is not None:
                 row_file.copy(self._rows, path.with_suffix(ROWS))
             saved = tensors | {CLIENTS: self._numbers}
@@ -188,12 +177,12 @@ class CohortState(Generic[T]):
             why = os.strerror(error.errno) if error.errno else AT_HOME
             return f"its checkpoint cannot be written: {why}"
         if self._own is not None:
-            files = path.parent.parent.glob(f"round-*/{path.name}")
-            for old in checkpoint.rounds_of(file.parent for file in files)[:-KEPT_AT_CLIENT]:
+            saves = path.parent.parent.glob(f"round-*/{path.name}")
+            for old in checkpoint.rounds_of(file.parent for file in saves)[:-KEPT_AT_CLIENT]:
                 file = self.checkpoint_file(old, run)
-                remove(file)
-                remove(file.with_suffix(ROWS))
-                remove_empty(file.parent)
+                files.remove(file)
+                files.remove(file.with_suffix(ROWS))
+                files.remove_empty(file.parent)
         return ""
 
     def save_asked(self, config: Config) -> dict[str, str]:
@@ -209,7 +198,7 @@ class CohortState(Generic[T]):
         if folder is None:
             why = "no place for a checkpoint: set checkpoint_dir, state-dir or data-folder"
             raise told(CheckpointError(why), why)
-        name = f"client-{node_name(self._context)}.safetensors"
+        name = f"client-{files.node_name(self._context)}.safetensors"
         return checkpoint.round_folder(folder, server_round) / name
 
     def is_due(self, resume: Resume) -> bool:
@@ -252,7 +241,7 @@ class CohortState(Generic[T]):
 
     @property
     def _in_process(self) -> bool:
-        return self._context.node_config.get(STATE_DIR) == IN_PROCESS
+        return self._context.node_config.get(files.STATE_DIR) == files.IN_PROCESS
 
     def _open(self) -> tuple[T, Tensors]:
         if not self.version:
@@ -286,7 +275,7 @@ class CohortState(Generic[T]):
         elif sum(tensor.nbytes for tensor in tensors.values()) <= SMALL_BYTES:
             record["tensors"] = save(checkpoint.on_processor(tensors))
         else:
-            own_folder(self._folder)
+            files.own_folder(self._folder)
             numbered = tensors | {VERSION: torch.tensor(version)}
             run = str(self._context.run_id)
             checkpoint.save_client(self._file, numbered, run, self._sealed)

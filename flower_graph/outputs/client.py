@@ -24,19 +24,8 @@ from flower_graph.config.common import ALL, BEST, CHECKPOINTS, KEEP, LAST
 from flower_graph.config.foreign import IN_RUN
 from flower_graph.errors import OutputError, StateLostError
 from flower_graph.outputs.files import SAID, Snapshot, write_table
+from flower_graph.storage import files
 from flower_graph.storage.checkpoint import keep_rounds, round_folder
-from flower_graph.storage.files import (
-    DATA_FOLDER,
-    append,
-    copy_file,
-    move,
-    node_name,
-    own_place,
-    private_folder,
-    remove,
-    remove_folder,
-    replaced,
-)
 from flower_graph.storage.reading import MOST_GRAPH, MOST_TENSORS, open_regular, read_text, reading
 from flower_graph.wire.codec import Message, Numbers, RunToken, Said, Whole, Word
 from flower_graph.wire.keys import ROLES, RUN_TOKEN, SERVER_ROUND
@@ -103,7 +92,7 @@ class FigureLog:
         rows = np.zeros(np.size(columns[1]), ROW)
         for name, values in zip(ROW.names or (), columns, strict=True):
             rows[name] = values
-        with append(self._path, 0o600) as file:
+        with files.append(self._path, 0o600) as file:
             os.fchmod(file.fileno(), 0o600)
             rows.tofile(file)
 
@@ -124,7 +113,7 @@ class FigureLog:
         """Remove the rows after a round: the run resumes there, or starts anew."""
         if self._path.exists():
             rows = self.read(last).to_records(index=False).astype(ROW)
-            with replaced(self._path) as stream:
+            with files.replaced(self._path) as stream:
                 rows.tofile(stream)
 
 
@@ -150,9 +139,9 @@ def merge_clients(out: Path) -> dict[str, object]:
     import pandas as pd
 
     for name, order in ((CLIENTS, ["client"]), (CURVES, ["round", "client"])):
-        if files := sorted((out / IN_RUN).glob(f"*/{name}")):
+        if found := sorted((out / IN_RUN).glob(f"*/{name}")):
             with reading(out / IN_RUN, OutputError, f"a client's {name} is no such table"):
-                table = pd.concat([read_table(file, order) for file in files])
+                table = pd.concat([read_table(file, order) for file in found])
                 whole = table.sort_values(order, key=lambda cells: cells.astype(int), kind="stable")
             write_table(out / name, whole)
     return spread(out / CLIENTS)
@@ -217,13 +206,13 @@ class KeptFolder:
 
     def begin(self, server_round: int) -> None:
         """Make the folder; remove a stopped run's files after a round."""
-        private_folder(self.folder)
+        files.private_folder(self.folder)
         self.log.cut(server_round)
 
     def candidate(self, server_round: int, take: Take) -> None:
         """Keep a snapshot that the server may call the best; only the newest such."""
         for old in self._snapshots.glob(f"{CANDIDATE}-*"):
-            remove_folder(old)
+            files.remove_folder(old)
         self._write(self._snapshots / f"{CANDIDATE}-{server_round}", take)
 
     def hold(self, request: KeepRequest, take: Take) -> None:
@@ -231,9 +220,9 @@ class KeptFolder:
         number = request.server_round
         target = round_folder(self._snapshots, number)
         candidate = self._snapshots / f"{CANDIDATE}-{number}"
-        remove_folder(target)
+        files.remove_folder(target)
         if candidate.is_dir():
-            move(candidate, target)
+            files.move(candidate, target)
         else:
             self._write(target, take)
         keep_rounds(self._snapshots, (number, *request.protected))
@@ -255,7 +244,7 @@ class KeptFolder:
         kept = wanted if request.keep == BEST and wanted and held.is_dir() else last
         if kept != last:
             for path in held.iterdir():
-                copy_file(path, self.folder / path.name)
+                files.copy_file(path, self.folder / path.name)
         else:
             if request.keep == BEST and wanted not in (0, last):
                 missing = f"round {wanted}, the best, is not held; what is kept is of round {last}"
@@ -263,11 +252,11 @@ class KeptFolder:
             self._write(self.folder, take)
         about = {"run": request.run, "round": kept, "last-round": last, "best-round": wanted}
         about |= {"keep": request.keep, "save": request.save}
-        with replaced(self.folder / SAID) as stream:
+        with files.replaced(self.folder / SAID) as stream:
             stream.write(f"{json.dumps(about, indent=1)}\n".encode())
         if not request.protected:  # otherwise the run may be resumed
-            remove_folder(self._snapshots)
-            remove(self.folder / LOG_FILE)
+            files.remove_folder(self._snapshots)
+            files.remove(self.folder / LOG_FILE)
         return missing
 
     def _write(self, folder: Path, take: Take) -> None:
@@ -363,16 +352,16 @@ class ClientOutputs:
         if folder is None:
             if self._shared is None:
                 raise OutputError("no data-folder, no state-dir and no output folder for outputs")
-            folder = self._shared / IN_RUN / node_name(self._context)
+            folder = self._shared / IN_RUN / files.node_name(self._context)
         return KeptFolder(folder, save)
 
 
 def own_outputs(context: Context, run: str) -> Path | None:
     """Return the folder of a run's outputs, if the SuperNode has a folder of its own."""
-    if data := str(context.node_config.get(DATA_FOLDER, "")):
+    if data := str(context.node_config.get(files.DATA_FOLDER, "")):
         return Path(data).expanduser() / FOLDER / run
-    own = own_place(context)
-    return None if own is None else own / FOLDER / run / node_name(context)
+    own = files.own_place(context)
+    return None if own is None else own / FOLDER / run / files.node_name(context)
 
 
 def count_traffic(

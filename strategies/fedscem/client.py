@@ -59,27 +59,7 @@ from flower_graph.strategies.fedscem.modules import (
 )
 from flower_graph.wire import codec, keys
 from flower_graph.wire.arrays import Answer, Config, FloatArray, IntArray, Parameters
-from flower_graph.wire.codec import (
-    Block,
-    Bytes,
-    Clients,
-    Field,
-    Flag,
-    Known,
-    Message,
-    NotSaved,
-    Numbers,
-    Part,
-    Raw,
-    Reading,
-    Reasons,
-    Resume,
-    Saves,
-    Token,
-    Whole,
-    Word,
-    Writing,
-)
+from flower_graph.wire.codec import Clients, Flag, Message, Part, Resume, Whole, Word
 from flower_graph.wire.counts import Counting, counts_size
 from flower_graph.wire.keys import ALIGN_STAGE, ARRAY_NAMES, SUM_STATE, SUMS, TOTAL
 
@@ -128,7 +108,7 @@ class EgoEnrolment(Message, down="query"):
     The answer: ``KeyReply``.
     """
 
-    run_id: Annotated[bytes, Raw("sum-run", group="Set-up of the sum")]
+    run_id: Annotated[bytes, codec.Raw("sum-run", group="Set-up of the sum")]
     alignment: Annotated[str, Word()]  # `psi`, `verified` or `plain`: what will follow
     resume: Annotated[Resume, Part("checkpoints", make=Resume)] = field(default_factory=Resume)
 
@@ -138,7 +118,7 @@ class Sums(NamedTuple):
 
     server_round: Annotated[int, Whole("sums-round")]  # round of `sums`; left out without
     # number of the secure sum, which the pads belong to, and how many clients are in it
-    origin: Annotated[list[int], Numbers("contributors", shape="2", whole=True)]
+    origin: Annotated[list[int], codec.Numbers("contributors", shape="2", whole=True)]
     # the last round's sum of embeddings, under pads (plain: float64, without)
     embeddings: Annotated[SumArray, SumTensor(f"{keys.SUMS}/embeddings", shape="slots·h")]
     # how many clients are in each slot, likewise
@@ -146,17 +126,17 @@ class Sums(NamedTuple):
     # where the server may lie: the clients in it, each of which has a pad on its checks
     members: Annotated[IntArray | None, Clients("sums-members", shape="q")] = None
     # likewise: checks of embeddings and counts, words of 64 bits under these pads
-    checks: Annotated[Bytes | None, Block("sums-checks", shape=f"{CHECKS} 8")] = None
+    checks: Annotated[codec.Bytes | None, codec.Block("sums-checks", shape=f"{CHECKS} 8")] = None
 
 
 @dataclass(frozen=True)
-class Rest(Field[Mapping[str, object]]):
+class Rest(codec.Field[Mapping[str, object]]):
     """Entries of another message that travels with this one."""
 
-    def write(self, value: Mapping[str, object], to: Writing) -> None:
+    def write(self, value: Mapping[str, object], to: codec.Writing) -> None:
         to.config.update(value)
 
-    def read(self, name: str, reading: Reading) -> object:
+    def read(self, name: str, reading: codec.Reading) -> object:
         others = (keys.SERVER_ROUND, keys.NUM_EXAMPLES)
         return {k: v for k, v in reading.config.items() if k not in others}
 
@@ -178,8 +158,8 @@ class EgoRequest(Message, down="train"):
     ring: Annotated[Ring | None, RING] = None
     mask: Annotated[MaskRequest | None, Part("Mask", make=MaskRequest, when=keys.RING_WORD)] = None
     is_last: Annotated[bool, Flag()] = False  # after the last round: only measure
-    checkpoint: Saves = False
-    run: Token = ""
+    checkpoint: codec.Saves = False
+    run: codec.Token = ""
     counting: Counting = ""
     # Of the alignment's last message, when slots are new
     slots: Annotated[Mapping[str, object], Rest("")] = field(default_factory=dict)
@@ -201,17 +181,17 @@ class EgoReply(Message, up="train"):
     # whether the last means could not be read, weights, counts if they are asked for, checks where
     # the server may lie (`Layout`); masked ring words, or plain
     total: Annotated[SumArray, SumTensor(f"{keys.SUMS}/{TOTAL}", shape="L", limit=None)]
-    not_saved: NotSaved = ""
+    not_saved: codec.NotSaved = ""
     # plain: who is in the sum
     clients: Annotated[IntArray, Clients("present", shape="q")] = field(
         default_factory=lambda: np.zeros(0, np.int64)
     )
     # plain: `number:reason` for each that is not in the sum
-    left_out: Annotated[dict[int, str], Reasons()] = field(default_factory=dict)
+    left_out: Annotated[dict[int, str], codec.Reasons()] = field(default_factory=dict)
     # Of the ``MaskedReply``, which the secure sum checks
     masked: Annotated[dict[str, object], Rest("")] = field(default_factory=dict)
 
-    def check(self, known: Known) -> None:
+    def check(self, known: codec.Known) -> None:
         """Refuse clients of a plain sum that are not among those ``asked``."""
         if (asked := known.get("asked")) is None:
             return

@@ -31,15 +31,8 @@ from flower_graph.ops.active_rows import ActiveRows, pack
 from flower_graph.ops.graph import row_entries
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
+from flower_graph.secure import common_key
 from flower_graph.secure.channel import KEY_BYTES
-from flower_graph.secure.common_key import (
-    CHECK_BYTES,
-    COMMON_KEY,
-    SIGNED_KEY,
-    CommonKey,
-    KeyPacket,
-    ShareKeyRequest,
-)
 from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.secure.ring import CHECKS, Ring, RingArray
 from flower_graph.secure.sum.client import MaskingClient
@@ -56,6 +49,7 @@ from flower_graph.strategies.nfedgnn.users import (
     UserSettings,
     bounded,
 )
+from flower_graph.wire import codec
 from flower_graph.wire.arrays import Answer, Config, FloatArray, IntArray, Parameters
 from flower_graph.wire.codec import (
     Block,
@@ -63,19 +57,11 @@ from flower_graph.wire.codec import (
     Clients,
     Exact,
     Flag,
-    Handled,
-    Known,
     Message,
-    NotSaved,
-    Numbers,
     Part,
     Raw,
-    Real,
     Resume,
-    Saves,
-    Token,
     Whole,
-    Word,
 )
 from flower_graph.wire.codec import Tensor as Entries
 from flower_graph.wire.keys import GRADIENT_ROUND, SERVER_ROUND, SUM_STATE, USERS
@@ -102,10 +88,10 @@ def detail_of(server_round: int, layer_round: int) -> bytes:
 SETTINGS = {
     "latent_size": Whole("latent-size", "`h`"),
     "bias": Flag("user-bias", "whether the users' linear map has a bias"),
-    "weight_decay": Real("weight-decay", "of the users' Adam"),
+    "weight_decay": codec.Real("weight-decay", "of the users' Adam"),
     "seed": Whole("seed", "of the users' first weights"),
-    "average_over": Word("average-over", "`holders` or `all`"),
-    "dropout": Real("dropout", "share of its features that a user drops in training"),
+    "average_over": codec.Word("average-over", "`holders` or `all`"),
+    "dropout": codec.Real("dropout", "share of its features that a user drops in training"),
 }
 ServerRound = Annotated[int, Whole(SERVER_ROUND, "the round")]
 STEPPED = "round of the last step of the layer that is here; 0 before"
@@ -113,7 +99,7 @@ LayerRound = Annotated[int, Whole("layer-round", STEPPED, least=0)]
 Users = Annotated[IntArray, Exact(USERS, "who is meant, and the order of all rows", shape="p")]
 SLOPES = Entries("arrays/relay", "gradient of the loss by each user's last vector", shape="p h")
 Gradient = Annotated[FloatArray, SLOPES]
-Rate = Annotated[float, Real("learning-rate", "of the step with these gradients")]
+Rate = Annotated[float, codec.Real("learning-rate", "of the step with these gradients")]
 Copy = Block("layer-copy", "a SuperNode's layer, in safetensors", shape="b 4")
 USERS_OF = property(attrgetter("users"))
 
@@ -134,23 +120,24 @@ class MemberKey(Message, prefix="key-"):
 
     public: Annotated[Bytes, Block(shape=f"{KEY_BYTES}")]  # its public key (X25519)
     # hash of the common key, or zeros
-    key_check: Annotated[Bytes, Block("key-check", shape=f"{CHECK_BYTES}")]
-    signed_by: Annotated[Bytes | None, SIGNED_KEY] = None
+    key_check: Annotated[Bytes, Block("key-check", shape=f"{common_key.CHECK_BYTES}")]
+    signed_by: Annotated[Bytes | None, common_key.SIGNED_KEY] = None
 
 
 class EnrolmentReply(Message, up="query"):
     """Client to server: its users."""
 
     users: Annotated[NDArray[np.int64], Clients(USERS)]  # its users, rows of the server's graph
-    weight_shape: Annotated[list[int], Numbers(shape="2", whole=True)]  # of weights, with a bias
-    handled: Handled = None
+    # of weights, with a bias
+    weight_shape: Annotated[list[int], codec.Numbers(shape="2", whole=True)]
+    handled: codec.Handled = None
     # round of the common layer's last step
     layer_round: Annotated[int | None, Whole(least=0)] = None
     key: Annotated[MemberKey | None, Part(make=MemberKey, when="key-public")] = None
 
     clients = USERS_OF
 
-    def check(self, known: Known) -> None:
+    def check(self, known: codec.Known) -> None:
         last = known["num_nodes"] - 1
         if (wrong := self.users[self.users > last]).size:
             text = f"it hosts user {wrong[0]}, but the graph has nodes 0 to {last}"
@@ -180,8 +167,8 @@ class RelayRequest(Message, down="train train.finish"):
     average: Annotated[FloatArray | None, MEAN] = None  # mean, taken over before the step; not NaN
     average_round: Annotated[int, Whole()] = 0  # round of that mean; 0 without
     send_weights: Annotated[bool, Flag()] = False  # whether weights are asked for
-    checkpoint: Saves = False
-    run: Token = ""
+    checkpoint: codec.Saves = False
+    run: codec.Token = ""
 
     clients = USERS_OF
 
@@ -195,9 +182,9 @@ class RelayReply(Message, up="train"):
     latent: Annotated[FloatArray, Entries("arrays/relay", shape="p h")]  # latent vectors
     weight_sum: Annotated[FloatArray | None, ADDED] = None  # the users' weights, added up
     holders: Annotated[IntArray | None, COUNTS] = None  # how many users have each row
-    not_saved: NotSaved = ""
+    not_saved: codec.NotSaved = ""
 
-    def check(self, known: Known) -> None:
+    def check(self, known: codec.Known) -> None:
         if (holders := self.holders) is None:
             return
         users = known["p"]
@@ -242,10 +229,12 @@ class LatentRequest(Message, down="train"):
     users: Users
     measured: Annotated[IntArray, Exact(shape="m")]  # users to send without dropout
     advance: Annotated[Advance, Part(make=Advance)] = field(default_factory=Advance)
-    key: Annotated[KeyPacket | None, Part(make=KeyPacket, when="key-packet")] = None
+    key: Annotated[
+        common_key.KeyPacket | None, Part(make=common_key.KeyPacket, when="key-packet")
+    ] = None
     trains: Annotated[bool, Flag()] = True  # whether `users` send vectors with dropout
-    checkpoint: Saves = False
-    run: Token = ""
+    checkpoint: codec.Saves = False
+    run: codec.Token = ""
 
     clients = USERS_OF
 
@@ -257,7 +246,7 @@ class LatentReply(Message, up="train"):
     layer_round: LayerRound
     latent: Annotated[FloatArray | None, TRAINED] = None  # vectors of `users` with dropout
     measured: Annotated[FloatArray | None, MEASURED] = None  # vectors of `measured`
-    not_saved: NotSaved = ""
+    not_saved: codec.NotSaved = ""
 
 
 class GradientRequest(Message, down="train.add_up"):
@@ -516,7 +505,7 @@ class CommonLayerClient(UsersClient, MaskingClient):
         super().__init__(context, x, users, **more)
         count = IN_SUM if trust is None else AS_PARTY
         MaskingClient.__init__(self, context, self.users[:count].tolist(), trust)
-        self._key = CommonKey(context, trust) if masked else None
+        self._key = common_key.CommonKey(context, trust) if masked else None
         self._checks = 0 if trust is None else CHECKS
         if masked:
             self.actions = (*self.actions, *MaskingClient.actions, "share_key")
@@ -612,7 +601,7 @@ class CommonLayerClient(UsersClient, MaskingClient):
 
     def share_key(self, parameters: Parameters, config: Config) -> Answer:
         assert self._key is not None  # else it is no action
-        request = ShareKeyRequest.from_config(config)
+        request = common_key.ShareKeyRequest.from_config(config)
         self._key.public  # noqa: B018  # its pair is there from then on
         return [], self.users.numel(), self._key.share(request).to_config()
 
@@ -623,7 +612,7 @@ class CommonLayerClient(UsersClient, MaskingClient):
         return CopyReply(layer.round, np.frombuffer(data, np.uint8).reshape(-1, 4)).to_numpy()
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
-        self._state.drop(SETTINGS_KEY, SUM_STATE, COMMON_KEY)
+        self._state.drop(SETTINGS_KEY, SUM_STATE, common_key.COMMON_KEY)
         return [], self.users.numel(), {}
 
     def _enrol(self, question: EnrolmentRequest) -> EnrolmentReply:

@@ -47,26 +47,7 @@ from flower_graph.strategies.ppfl.evaluation import GraphJudge
 from flower_graph.strategies.ppfl.modules import Asked, GATCohort
 from flower_graph.wire import codec, keys
 from flower_graph.wire.arrays import Answer, Config, Parameters, pack_integers
-from flower_graph.wire.codec import (
-    Block,
-    Bytes,
-    Exact,
-    Field,
-    Flag,
-    Handled,
-    Known,
-    Message,
-    NotSaved,
-    Numbers,
-    Reading,
-    Reasons,
-    Resume,
-    Saves,
-    Token,
-    Whole,
-    Writing,
-    split_rows,
-)
+from flower_graph.wire.codec import Block, Bytes, Flag, Message, Numbers, Whole, split_rows
 from flower_graph.wire.counts import Counted, Counting, added, counts_size
 from flower_graph.wire.keys import CHECKPOINT, MAX_NUMBER, ROLES, RUN_TOKEN
 
@@ -98,7 +79,7 @@ class HeldNodes(Message):
 
     clients: Annotated[list[int], Numbers(whole=True)]  # whose the nodes are
     rows: Annotated[list[int], Numbers(whole=True)]  # public nodes of each
-    nodes: Annotated[IntArray, Exact(shape="n")]  # their ids, one client's after the other's
+    nodes: Annotated[IntArray, codec.Exact(shape="n")]  # their ids, one client's after the other's
 
     @classmethod
     def of_clients(cls, held: Held, *more: Any) -> Self:  # more: the other fields
@@ -109,7 +90,7 @@ class HeldNodes(Message):
     def held(self) -> Held:
         return dict(zip(self.clients, split_rows(self.nodes, self.rows), strict=True))
 
-    def check(self, known: Known) -> None:
+    def check(self, known: codec.Known) -> None:
         if self.nodes.size != sum(self.rows) or min(self.rows, default=0) < 0:
             why = f"{self.nodes.size} ids, but {keys.ROWS} {brief(self.rows)}"
             raise MalformedReplyError(f"nodes: {why}")
@@ -119,11 +100,11 @@ class EmbeddingEnrolment(HeldNodes, up="query"):
     """Client to server: its clients, at most 4096, and their public nodes."""
 
     dimension: Annotated[int, Whole(least=1, most=MAX_DIMENSION)]  # numbers of an embedding
-    handled: Handled = None
+    handled: codec.Handled = None
     # of clients and ids (Ed25519)
     signature: Annotated[Bytes | None, Block("claim-signature", shape="64")] = None
 
-    def check(self, known: Known) -> None:
+    def check(self, known: codec.Known) -> None:
         super().check(known)
         is_several = 0 < len(self.held) == len(self.clients) <= MOST_CLIENTS
         if not is_several or min(self.clients) < 0:
@@ -174,8 +155,8 @@ class PublicRequest(Message, down="train"):
     wants_embeddings: Annotated[bool, Flag()] = True
     # whether these clients had earlier rounds: their state
     follows: Annotated[bool, Flag()] = False
-    saves: Saves = False
-    run: Token = ""  # if they are to save
+    saves: codec.Saves = False
+    run: codec.Token = ""  # if they are to save
     counting: Counting = ""
 
     @property
@@ -189,16 +170,16 @@ class PublicRequest(Message, down="train"):
 
 
 @dataclass(frozen=True)
-class Judged(Field[Mapping[str, Sequence[float]]]):
+class Judged(codec.Field[Mapping[str, Sequence[float]]]):
     """Shares that a client's judge returns, by name, each a number for every client."""
 
     is_number = True
     type = "list of float"
 
-    def write(self, value: Mapping[str, Sequence[float]], to: Writing) -> None:
+    def write(self, value: Mapping[str, Sequence[float]], to: codec.Writing) -> None:
         to.config |= {keys.MEASURED + name: numbers for name, numbers in value.items()}
 
-    def read(self, name: str, reading: Reading) -> dict[str, list[float]]:
+    def read(self, name: str, reading: codec.Reading) -> dict[str, list[float]]:
         judged = {}
         for what in SHARES:
             if (key := keys.MEASURED + what) in reading.config:
@@ -224,8 +205,8 @@ class PublicReply(Message, up="train"):
         default_factory=dict
     )
     # `number:reason` for each that is not to be used
-    left_out: Annotated[dict[int, str], Reasons(keys.LEFT_OUT)] = field(default_factory=dict)
-    not_saved: NotSaved = ""
+    left_out: Annotated[dict[int, str], codec.Reasons(keys.LEFT_OUT)] = field(default_factory=dict)
+    not_saved: codec.NotSaved = ""
     counts: Counted = None
 
     @property
@@ -240,7 +221,7 @@ class PublicReply(Message, up="train"):
         sizes = {"c": len(request.clients), "n": sum(request.sizes), "d": request.dimension}
         return cls.read(content, request=request, classes=classes, **sizes, **vars(request))
 
-    def check(self, known: Known) -> None:
+    def check(self, known: codec.Known) -> None:
         for name, most in ((keys.LOSS, keys.MAX_NUMBER), ("disagreement", 2.001)):
             if wrong := [v for v in getattr(self, name) if math.isfinite(v) and abs(v) > most]:
                 raise MalformedReplyError(f"{name}: {wrong[0]:g}; at most {most:g} is possible")
@@ -252,7 +233,7 @@ class SumOrder(Message, down="train"):
     """Server to client, with a ``PublicRequest`` whose targets are rows of the common mean."""
 
     # place of each public node in the sum; −1: it is not in it
-    slots: Annotated[IntArray, Exact(shape="n")]
+    slots: Annotated[IntArray, codec.Exact(shape="n")]
     seed: Annotated[int, Whole(keys.SEED)]  # of the points that all turn to first
     # whether the common mean may be learnt from; else only turned to
     is_target: Annotated[bool, Flag()]
@@ -526,7 +507,7 @@ class PublicNodeClient(NumPyClient):
     def get_properties(self, config: Config) -> Config:
         if config.get(CHECKPOINT, False):
             return {**self._state.save_asked(config)}
-        self._state.restore(Resume.from_config(config))
+        self._state.restore(codec.Resume.from_config(config))
         return self.enrolment().to_config()
 
     def enrolment(self) -> EmbeddingEnrolment:
@@ -679,7 +660,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             run, is_new = str(config.get(RUN_TOKEN, "")), not self._run()
             self._check_run(run, is_new and not config.get(CHECKPOINT))
             last = replace(self.trust.journal, run=run.encode()).last(ROUNDS)
-            resume = Resume.from_config(config)
+            resume = codec.Resume.from_config(config)
             if self._state.is_due(resume) and resume.server_round < last:
                 raise RefusedError(
                     f"this SuperNode is in the sum of round {last}: no way back to the checkpoint "
