@@ -453,7 +453,7 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
         self.session, self.best = session, BestRound()
         self.requests: dict[int, Q] = {}  # of the current round, by SuperNode
         self.answers: dict[int, A] = {}  # their replies
-        self.entries: dict[int, Mapping[str, Any]] = {}  # sent with the requests
+        self.entries: Mapping[int, Mapping[str, Any]] = {}  # sent with the requests
 
     # What a method writes; requests and replies are messages of its own
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -129,20 +129,11 @@ class Sums(NamedTuple):
     checks: Annotated[codec.Bytes | None, codec.Block("sums-checks", shape=f"{CHECKS} 8")] = None
 
 
-@dataclass(frozen=True)
-class Rest(codec.Field[Mapping[str, object]]):
-    """Entries of another message that travels with this one."""
-
-    def write(self, value: Mapping[str, object], to: codec.Writing) -> None:
-        to.config.update(value)
-
-    def read(self, name: str, reading: codec.Reading) -> object:
-        others = (keys.SERVER_ROUND, keys.NUM_EXAMPLES)
-        return {k: v for k, v in reading.config.items() if k not in others}
-
-
 class EgoRequest(Message, down="train"):
-    """Server to client: the last round's sums; asks for this round's vector."""
+    """Server to client: the last round's sums; asks for this round's vector.
+
+    When slots are new, the alignment's last message travels with it.
+    """
 
     server_round: Annotated[int, Whole()]  # the round
     clients: Annotated[IntArray, Clients(shape="p")]  # who takes part
@@ -161,8 +152,6 @@ class EgoRequest(Message, down="train"):
     checkpoint: codec.Saves = False
     run: codec.Token = ""
     counting: Counting = ""
-    # Of the alignment's last message, when slots are new
-    slots: Annotated[Mapping[str, object], Rest("")] = field(default_factory=dict)
 
     def vector_layout(self, settings: EgoSettings, slots: int, *, checked: bool) -> Layout:
         """Return the parts of this round's vectors; after the last round, measurements alone."""
@@ -188,8 +177,7 @@ class EgoReply(Message, up="train"):
     )
     # plain: `number:reason` for each that is not in the sum
     left_out: Annotated[dict[int, str], codec.Reasons()] = field(default_factory=dict)
-    # Of the ``MaskedReply``, which the secure sum checks
-    masked: Annotated[dict[str, object], Rest("")] = field(default_factory=dict)
+    masked: Config = field(default_factory=dict)  # entries of the ``MaskedReply`` beside it
 
     def check(self, known: codec.Known) -> None:
         """Refuse clients of a plain sum that are not among those ``asked``."""
@@ -351,7 +339,9 @@ class EgoNetworkClient(MaskingClient):
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Fuse, train, embed and send the masked vector (steps 3 to 6)."""
-        return self.round(EgoRequest.from_numpy(parameters, config)).to_numpy()
+        reply = self.round(EgoRequest.from_numpy(parameters, config), config)
+        arrays, weight, entries = reply.to_numpy()
+        return arrays, weight, entries | reply.masked
 
     def _enrolled(self, config: Config) -> SumClient:
         return self.keys()  # only ``query`` makes them, with an alignment
@@ -414,13 +404,13 @@ class EgoNetworkClient(MaskingClient):
 
     # A round
 
-    def round(self, request: EgoRequest) -> EgoReply:
+    def round(self, request: EgoRequest, slots: Config | None = None) -> EgoReply:
         if self._hiding.masked and request.mask is None:
             raise RefusedError("no masks are asked for, and the run's config has masked sums")
         number, clients, host = request.server_round, request.clients.tolist(), self.keys()
-        if ALIGN_STAGE in request.slots:
+        if slots and ALIGN_STAGE in slots:
             with self._aligning(host) as aligner:
-                aligner.answer(request.slots)
+                aligner.answer(slots)
         aligner = self._aligner(host)
         order = None if aligner.plain else aligner.order
         last, now = (round_terms(one, request.ring, order) for one in (number - 1, number))

@@ -191,14 +191,9 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             masks, self._drawn = {}, set(session.sample(server_round))
             hosted = session.clients.items()
             chosen = {n: [c for c in local if c in self._drawn] for n, local in hosted}
-        connected, unsent = set(session.exchange.grid.get_node_ids()), session.members.unsent
+        connected, self.entries = set(session.exchange.grid.get_node_ids()), session.members.unsent
         return {
-            node: replace(
-                base,
-                clients=np.array(clients, np.int64),
-                mask=masks.get(node),
-                slots=unsent.get(node, {}),
-            )
+            node: replace(base, clients=np.array(clients, np.int64), mask=masks.get(node))
             for node, clients in chosen.items()
             if clients and node in connected
         }
@@ -211,10 +206,8 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         if request.mask is None:
             check_plain_sum(reply.total, self.layout, reply.clients.size)
         else:
-            local = self.session.sums.round
-            local.take(
-                node, MaskedReply.from_config(reply.masked, total=reply.total, **local.known)
-            )
+            local, entries = self.session.sums.round, entries_of(content)
+            local.take(node, MaskedReply.from_config(entries, total=reply.total, **local.known))
         return reply
 
     def reply_bytes(self) -> int:

@@ -16,7 +16,7 @@ from flwr.app import Context, RecordDict
 from flower_graph.client import state
 from flower_graph.client.state import SMALL_BYTES, CohortState, Tensors, forget_run
 from flower_graph.errors import StateLostError
-from flower_graph.storage.files import IN_PROCESS
+from flower_graph.storage.files import IN_PROCESS, default_folder
 
 RUNS = itertools.count(secrets.randbits(40))  # other tests may run on this machine
 LARGE = SMALL_BYTES // 4 + 16  # float32 numbers, just above the limit
@@ -33,7 +33,7 @@ def run_id() -> Iterator[int]:
 @pytest.fixture
 def place(run_id: int) -> Path:
     """Return where the run's files are if the SuperNode has no folder of its own."""
-    return state.default_folder() / f"run-{run_id}"
+    return default_folder() / f"run-{run_id}"
 
 
 def context_of(run_id: int, folder: Path | str, node: int = 3) -> Context:

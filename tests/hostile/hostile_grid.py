@@ -23,12 +23,12 @@ from federation import ALL, METHODS, Federation, round_of, who_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from flower_graph.apps.run import client_app
-from flower_graph.client.state import IN_PROCESS
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import AlignmentError, MembershipError, StateLostError
 from flower_graph.flower_compat import stamp
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
+from flower_graph.storage.files import IN_PROCESS
 from flower_graph.wire.arrays import own_records as copied
 from flower_graph.wire.arrays import read_array
 from flower_graph.wire.client_errors import STATE_LOST

@@ -20,13 +20,14 @@ from told_otherwise import COUNT, TIMEOUT, VICTIM, app_of, server_of
 
 from flower_graph import EgoNetworkClient
 from flower_graph.apps.run import client_app, make_server
-from flower_graph.client.state import IN_PROCESS, forget_run
+from flower_graph.client.state import forget_run
 from flower_graph.client.trust import trust_of
 from flower_graph.errors import NoClientsError, RefusedError
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.ring import CHECKS, REFUSAL
 from flower_graph.secure.sum import server as sum_server
 from flower_graph.simulation import InProcessGrid
+from flower_graph.storage.files import IN_PROCESS
 from flower_graph.strategies.fedscem import MaskedEmbeddingAveraging
 from flower_graph.strategies.ppfl.strategy import CommonMean
 from flower_graph.wire.keys import CONFIG

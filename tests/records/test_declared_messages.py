@@ -52,11 +52,9 @@ VALUES: dict[type, dict[str, Any]] = {
         "shares_model": True,
         "first": np.ones((7, 5), np.float32),
         "rest": np.zeros(9, np.float32),
-        "slots": {"align-stage": "publish"},
         # Without the secure sum's part a client would write words that nobody masks
         **dict.fromkeys(("ring", "mask", "ready")),
     },
-    ego.EgoReply: {"masked": {"mask-run": b"x"}},
 }
 # What their reader knows
 KNOWN: dict[type, dict[str, Any]] = {
@@ -229,9 +227,7 @@ def test_there_and_back(kind: Any, seed: int) -> None:
     found = read(kind, written(message))
     for name, field in fields_of(kind).items():
         sent, came = getattr(message, name), getattr(found, name)
-        if isinstance(field, ego.Rest):  # whatever else came is in it too
-            assert sent.items() <= came.items(), name
-        elif not getattr(field, "when", "") or came is not None:
+        if not getattr(field, "when", "") or came is not None:
             assert same(sent, came), name
 
 
@@ -239,7 +235,7 @@ ENTRIES = [
     (kind, field)
     for kind in MESSAGES
     for name, field in fields_of(kind).items()
-    if not isinstance(field, (codec.Tensor, codec.Part, ego.Rest, ClientMean))
+    if not isinstance(field, (codec.Tensor, codec.Part, ClientMean))
     and not isinstance(field, (codec.Word, codec.Reasons))
 ]
 

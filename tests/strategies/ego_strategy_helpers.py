@@ -14,9 +14,9 @@ from graph_helpers import Outcome, dealt
 from torch import Tensor
 
 from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
-from flower_graph.client.state import IN_PROCESS
 from flower_graph.data.graph import ClientGraph
 from flower_graph.simulation import InProcessGrid
+from flower_graph.storage.files import IN_PROCESS
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.wire.keys import SUMS, TOTAL
 
