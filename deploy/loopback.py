@@ -24,15 +24,8 @@ import tomli_w
 
 from deploy.connection import NAME, write_connection
 from deploy.credentials import make_node_key, make_server_credentials
+from flower_graph.apps.cli import launch
 from flower_graph.apps.cli import main as cli
-from flower_graph.apps.cli.launch import (
-    LINE_COLOURS,
-    end_processes,
-    free_ports,
-    guarded,
-    marked_processes,
-    quiet_environment,
-)
 
 SCRIPTS = Path(__file__).resolve().parent
 ROOT = SCRIPTS.parent
@@ -72,7 +65,7 @@ class Loopback:
 
     def __enter__(self) -> Self:
         self._exits.callback(self._reap)
-        self._exits.enter_context(guarded(MARK, self.mark))
+        self._exits.enter_context(launch.guarded(MARK, self.mark))
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if self.tls:
@@ -92,7 +85,7 @@ class Loopback:
 
     def start_superlink(self) -> None:
         """Start the SuperLink on the port that it had before, or on a free one."""
-        self.port = self.port or free_ports(1)[0]
+        self.port = self.port or launch.free_ports(1)[0]
         home = self.folder / "superlink"
         home.mkdir(exist_ok=True)
         trust = self.authority if self.tls else None
@@ -131,7 +124,7 @@ class Loopback:
     ) -> None:
         pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in node_config.items())
         common = ["--node-config", pairs, *options]
-        port, trust = str(free_ports(1)[0]), str(authority or self.authority)
+        port, trust = str(launch.free_ports(1)[0]), str(authority or self.authority)
         if not self.tls:
             command = ["flower-supernode", "--insecure", "--superlink", self.address]
             self._start(name, [*command, "--port", port, *common])
@@ -160,7 +153,7 @@ class Loopback:
             while True:
                 has_ended = self.processes[name].poll() is not None
                 for line in log:
-                    echo(LINE_COLOURS.sub("", line).rstrip())
+                    echo(launch.LINE_COLOURS.sub("", line).rstrip())
                 if has_ended:
                     return self.log(name)
                 if time.monotonic() > deadline:
@@ -179,7 +172,7 @@ class Loopback:
             timeout=120,
         )
         if done.returncode != 0:
-            text = LINE_COLOURS.sub("", done.stdout + done.stderr)
+            text = launch.LINE_COLOURS.sub("", done.stdout + done.stderr)
             raise DeploymentError(f"flwr {shlex.join(arguments)}: code {done.returncode}\n{text}")
         return done.stdout
 
@@ -193,24 +186,24 @@ class Loopback:
 
     def kill(self, name: str) -> None:
         """Kill a party and all its processes at once (SIGKILL)."""
-        end_processes(PARTY, self._party(name))
+        launch.end_processes(PARTY, self._party(name))
         self.processes[name].wait(timeout=10)
 
     def processes_of(self, name: str, command: str) -> list[psutil.Process]:
         """List a party's processes whose command line has a word, such as flwr-clientapp."""
         found = []
-        for process in marked_processes(PARTY, self._party(name)):
+        for process in launch.marked_processes(PARTY, self._party(name)):
             with suppress(psutil.Error):
                 if any(command in part for part in process.cmdline()):
                     found.append(process)
         return found
 
     def left(self) -> list[psutil.Process]:
-        return marked_processes(MARK, self.mark)
+        return launch.marked_processes(MARK, self.mark)
 
     def log(self, name: str) -> str:
         text = (self.folder / "logs" / f"{name}.log").read_text(encoding="utf-8", errors="replace")
-        return LINE_COLOURS.sub("", text)
+        return launch.LINE_COLOURS.sub("", text)
 
     def tail(self, name: str, lines: int = 30) -> str:
         return "\n".join(self.log(name).splitlines()[-lines:])
@@ -245,7 +238,7 @@ class Loopback:
         return home
 
     def _variables(self, name: str, home: str | None = None) -> dict[str, str]:
-        return quiet_environment(self._home(home or name), self.folder / "state") | {
+        return launch.quiet_environment(self._home(home or name), self.folder / "state") | {
             "OMP_NUM_THREADS": "1",  # several parties share this machine's cores
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",
             MARK: self.mark,

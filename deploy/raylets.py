@@ -23,12 +23,7 @@ from pathlib import Path
 import psutil
 
 from deploy.loopback import start
-from flower_graph.apps.cli.launch import (
-    end_processes,
-    free_ports,
-    marked_processes,
-    quiet_environment,
-)
+from flower_graph.apps.cli import launch
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "FLOWER_GRAPH_TEST_RAYLET"
@@ -69,7 +64,7 @@ class Raylet:
         self._process = start(command, self.environment(), self.folder, self._log)
 
     def environment(self) -> dict[str, str]:
-        return quiet_environment(self.folder / "home", self.folder / "state") | {
+        return launch.quiet_environment(self.folder / "home", self.folder / "state") | {
             "HOME": str(self.folder / "home"),
             "XDG_CACHE_HOME": str(self.folder / "home" / ".cache"),
             "TMPDIR": str(self.folder / "tmp"),
@@ -87,7 +82,7 @@ class Raylet:
             time.sleep(0.1)
 
     def kill(self) -> None:
-        end_processes(MARK, self.mark)
+        launch.end_processes(MARK, self.mark)
 
     def end(self) -> None:
         self.kill()
@@ -95,7 +90,7 @@ class Raylet:
 
     def actors(self) -> list[str]:
         names = []
-        for one in marked_processes(MARK, self.mark):
+        for one in launch.marked_processes(MARK, self.mark):
             with suppress(psutil.Error):
                 names.append(" ".join(one.cmdline()).strip())
         return [n for n in names if n.startswith("ray::") and n[5:] not in RAYS_OWN]
@@ -120,7 +115,7 @@ class Raylets:
         # Addresses of its own: what listens at usual ports of one is in no other cluster's way. But
         # the GCS and the server of Ray's clients listen at all addresses.
         net = f"127.{random.SystemRandom().randint(1, 254)}.{random.SystemRandom().randint(0, 255)}"
-        self._net, (self._port, self._clients) = net, free_ports(2)
+        self._net, (self._port, self._clients) = net, launch.free_ports(2)
         self.address = f"{net}.1:{self._port}"
         self.machines = [Raylet(f"{net}.{n}", c) for n, c in enumerate(cpus, start=1)]
 

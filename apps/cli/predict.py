@@ -18,15 +18,7 @@ from flower_graph.errors import ConfigError, OutputError
 from flower_graph.method.run import Run, latest_in, load_run
 from flower_graph.ops.counts import balanced_accuracy, confusion_of, macro_f1
 from flower_graph.ops.links import dot_products
-from flower_graph.outputs.files import (
-    NO_CLIENT,
-    NODE_ROLES,
-    SERVER,
-    Predictions,
-    as_text,
-    table_of,
-    write_table,
-)
+from flower_graph.outputs import files
 from flower_graph.records.rounds import figure_text
 from flower_graph.storage.files import named
 from flower_graph.storage.reading import MOST_RECORD, read_text
@@ -49,32 +41,32 @@ def predict_command(args: argparse.Namespace) -> int:
         summary = [f"{run.path}: {len(lines):,} pairs"]
     elif args.data is not None:
         found = predict_file(run, args.data, args.client)
-        table, summary = table_of(found), _summary_of_new(run, found)
+        table, summary = files.table_of(found), _summary_of_new(run, found)
     else:
         found = run.predictions(args.client)
-        table, summary = table_of(found), _summary(run, found)
+        table, summary = files.table_of(found), _summary(run, found)
     if args.out is None:
         hand_over(table.to_csv(index=False))
     else:
-        write_table(named(args.out), table)
+        files.write_table(named(args.out), table)
     say(*summary, to=sys.stderr)
     return 0
 
 
-def predict_file(run: Run, path: Path, client: int | None) -> Predictions:
+def predict_file(run: Run, path: Path, client: int | None) -> files.Predictions:
     """Predict the nodes of a file's graph."""
     graph = read_new_graph(path.expanduser(), run.data)
     found = run.predict_graph(graph, client)
     if client is None:
-        client = run.clients[0] if len(run.clients) == 1 else NO_CLIENT
+        client = run.clients[0] if len(run.clients) == 1 else files.NO_CLIENT
     roles = np.zeros(n := len(found), np.int8)
     names = range(n) if graph.names is None else graph.names
     if run.data.scale is not None:
-        return Predictions.of(found, client, names, roles, graph.y)
-    return Predictions.of(found.log(), client, names, roles, graph.y, run.data.classes)
+        return files.Predictions.of(found, client, names, roles, graph.y)
+    return files.Predictions.of(found.log(), client, names, roles, graph.y, run.data.classes)
 
 
-def _summary_of_new(run: Run, predictions: Predictions) -> list[str]:
+def _summary_of_new(run: Run, predictions: files.Predictions) -> list[str]:
     count, known = f"{run.path}: {len(predictions.node):,} predictions", predictions.known
     if known.any() and predictions.are_values:
         count += f"; {_errors(predictions)} on the {known.sum():,} that are known"
@@ -84,11 +76,11 @@ def _summary_of_new(run: Run, predictions: Predictions) -> list[str]:
     return [count]
 
 
-def _summary(run: Run, predictions: Predictions) -> list[str]:
+def _summary(run: Run, predictions: files.Predictions) -> list[str]:
     rounds = ", ".join(map(str, run.kept_rounds))
     of = f" of round {rounds}" * bool(rounds)
     lines = [f"{run.path}: {len(predictions.node):,} predictions{of}"]
-    others, *roles = NODE_ROLES
+    others, *roles = files.NODE_ROLES
     parts = {role: predictions.of_role(role) for role in roles}
     if predictions.are_values:
         return lines + [f"  {r:9} {_errors(one)}" for r, one in parts.items() if len(one.node)]
@@ -105,14 +97,14 @@ def _summary(run: Run, predictions: Predictions) -> list[str]:
     return lines
 
 
-def _together(predictions: Predictions, metric: str) -> float:
+def _together(predictions: files.Predictions, metric: str) -> float:
     pair = torch.from_numpy(predictions.predicted), torch.from_numpy(predictions.label)
     classes = 1 + int(torch.cat(pair).max())
     (confusion,) = confusion_of(*pair, [torch.arange(len(predictions.label))], classes)
     return float(OF_CONFUSION[metric](confusion))
 
 
-def _errors(predictions: Predictions) -> str:
+def _errors(predictions: files.Predictions) -> str:
     pairs = zip(VALUE_SCORES, predictions.errors(), strict=True)
     return ", ".join(f"{name} {figure_text(name, value)}" for name, value in pairs)
 
@@ -145,9 +137,9 @@ def link_lines(run: Run, args: argparse.Namespace) -> list[list[str]]:
         order = torch.arange(len(asked))
         if pairs is None:
             order = logits.argsort(descending=True)[: args.top]
-        who = SERVER if client == NO_CLIENT else str(client)
+        who = files.SERVER if client == files.NO_CLIENT else str(client)
         lines += [
-            [who, *map(as_text, asked[number]), f"{float(logits[number].sigmoid()):.6g}"]
+            [who, *map(files.as_text, asked[number]), f"{float(logits[number].sigmoid()):.6g}"]
             for number in order.tolist()
         ]
     if not lines:

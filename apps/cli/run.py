@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatch
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ def run_all(args: argparse.Namespace) -> tuple[Path, list[Job], dict[str, object
     ``args`` are the options of ``run``; from Python also ``on_round``.
     """
     top, jobs = _plan(args)
-    resume, by_flower = args.resume is not None, args.engine == "flwr"
+    resume = args.resume is not None
     if args.overwrite:
         runs_to_clear(top)  # another folder is told before data are read
         if is_file_name(jobs[0].name) and top in Path(jobs[0].name).absolute().parents:
@@ -93,11 +93,10 @@ def run_all(args: argparse.Namespace) -> tuple[Path, list[Job], dict[str, object
     with files.new_folder(top, may_exist=resume or args.overwrite):
         pass  # one that cannot be written is told before data are read
     todo = [job.config for job in jobs if not done[job.config.seed]]
-    check: Callable[[], None] | None = partial(check_all, todo, args.supernodes, quiet=args.quiet)
+    check = cache(partial(check_all, todo, args.supernodes, quiet=args.quiet))  # done once
     # Flower's engine takes as long to start, and is ended if jobs are refused.
-    if check is not None and (args.overwrite or not by_flower):
+    if args.overwrite or args.engine != "flwr":
         check()
-        check = None
     if args.overwrite:
         clear_runs(top)
     made = [folder for job in jobs for folder in files.missing_folders(job.out)]
@@ -108,7 +107,7 @@ def run_all(args: argparse.Namespace) -> tuple[Path, list[Job], dict[str, object
             files.make_folder(job.out)
         for job in jobs:
             if (result := done[job.config.seed]) is None:
-                result, check = _run(job, args, check), None
+                result = _run(job, args, check)
             results.append(result)
     except KeyboardInterrupt:
         # As storage.checkpoint lays them out; to import that (and torch) now would take seconds.
@@ -192,7 +191,7 @@ def check_all(
         say(*(f"data  {line}" for line in shown), to=sys.stderr)
 
 
-def _run(job: Job, args: argparse.Namespace, check: Callable[[], None] | None) -> dict[str, object]:
+def _run(job: Job, args: argparse.Namespace, check: Callable[[], None]) -> dict[str, object]:
     from flower_graph.apps.run import run, supernodes_of
 
     config, name = job.config, job.name
@@ -212,8 +211,7 @@ def _run(job: Job, args: argparse.Namespace, check: Callable[[], None] | None) -
         from flower_graph.apps.cli.launch import flwr_run
 
         def meanwhile() -> None:
-            if check is not None:
-                check()
+            check()
             printer.wait(ENGINE_STARTS)  # after what the check may have to say
 
         # Absolute paths: Flower runs the app in another working directory. A JSON string is a YAML

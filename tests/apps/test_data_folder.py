@@ -24,18 +24,7 @@ from flower_graph.apps.cli import main as cli
 from flower_graph.apps.run import client_app, run_server, simulate_whole
 from flower_graph.client.state import forget_run
 from flower_graph.config.common import RunConfig
-from flower_graph.data.folders.party import (
-    CLIENTS,
-    MEMBERS,
-    Member,
-    client_folder,
-    deciding_settings,
-    open_folder,
-    read_members,
-    server_folder,
-    share,
-    write_members,
-)
+from flower_graph.data.folders import party
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources import datasets as cached
 from flower_graph.data.sources.datasets import cached_data
@@ -87,7 +76,7 @@ def folders_of(out: Path) -> list[Path]:
 
 def run_from(config: RunConfig, out: Path) -> tuple[list[RoundReport], dict[str, Any]]:
     """Run a config in this process, every party with its own folder."""
-    server = server_folder(config, str(out / "server"))
+    server = party.server_folder(config, str(out / "server"))
     grid = grid_of(config, folders_of(out))
     for context in grid.contexts.values():
         del context.node_config["partition-id"], context.node_config["num-partitions"]
@@ -131,7 +120,10 @@ def test_clients_log_once_what_they_reach_alone_and_tell_nobody(app, tmp_path, m
     out = partition(config, tmp_path / "out", "--supernodes", "2")
     flwr = logging.getLogger("flwr")
     monkeypatch.setattr(flwr, "info", lambda text, *values: told.append(text % values))
-    folder, grid = server_folder(config, str(out / "server")), grid_of(config, folders_of(out))
+    folder, grid = (
+        party.server_folder(config, str(out / "server")),
+        grid_of(config, folders_of(out)),
+    )
     try:
         result = run_server(config, grid, tmp_path / "run", engine="flwr", folder=folder)
     finally:
@@ -139,8 +131,8 @@ def test_clients_log_once_what_they_reach_alone_and_tell_nobody(app, tmp_path, m
     assert "baselines" not in result
     told = [line for line in told if "alone" in line]
     assert len(told) == (0 if app == "nfedgnn" else 2)  # nobody holds features and labels
-    for line, party in zip(told, folders_of(out), strict=False):
-        own = open_folder(party, deciding_settings(asdict(config)), CLIENTS)
+    for line, folder in zip(told, folders_of(out), strict=False):
+        own = party.open_folder(folder, party.deciding_settings(asdict(config)), party.CLIENTS)
         found = method_of(config).baselines(config, own)
         guess, fit = (found[name]["test"] for name in ("majority", "logistic-regression"))
         assert line.startswith("what clients here reach alone, told to nobody: ")
@@ -154,9 +146,9 @@ def test_results_are_those_of_the_simulation(name, tmp_path, monkeypatch):
     wanted, figures = simulate_whole(config, supernodes=supernodes)
     out = partition(config, tmp_path / "out", "--supernodes", str(supernodes), *words)
     assert len(folders_of(out)) == supernodes
-    assert method_of(config).num_clients(config, server_folder(config, str(out / "server"))) == (
-        method_of(config).num_clients(config)
-    )
+    assert method_of(config).num_clients(
+        config, party.server_folder(config, str(out / "server"))
+    ) == (method_of(config).num_clients(config))
     forbid_whole_data(monkeypatch)
     found, found_figures = run_from(config, out)
     assert plain(found) == plain(wanted)
@@ -261,9 +253,9 @@ def test_dealing_is_an_even_partition(count, parts):
     contexts = [context_of({"partition-id": p, "num-partitions": parts}) for p in range(parts)]
     if parts > count:
         with pytest.raises(ConfigError, match=f"{parts}.*{count}"):
-            share(contexts[0], count)
+            party.share(contexts[0], count)
         return
-    shares = [list(range(count))[share(context, count)] for context in contexts]
+    shares = [list(range(count))[party.share(context, count)] for context in contexts]
     assert [client for one in shares for client in one] == list(range(count))
     sizes = [len(one) for one in shares]
     assert max(sizes) - min(sizes) <= 1
@@ -272,10 +264,10 @@ def test_dealing_is_an_even_partition(count, parts):
 def test_a_partition_that_is_none():
     for part in ("one", True, 4, -1):
         with pytest.raises(ConfigError, match=f"partition-id: {part!r}"):
-            share(context_of({"partition-id": part, "num-partitions": 4}), 8)
+            party.share(context_of({"partition-id": part, "num-partitions": 4}), 8)
     for parts, said in ((None, "node-config num-p"), (9, "num-supernodes: 9"), (0, "nodes: 0")):
         with pytest.raises(ConfigError, match=said):
-            share(context_of({"partition-id": 0, "num-partitions": parts}), 8)
+            party.share(context_of({"partition-id": 0, "num-partitions": parts}), 8)
 
 
 @pytest.mark.parametrize("app", one_fast(APPS, "nfedgnn"))
@@ -304,9 +296,9 @@ def test_a_folder_is_a_path_and_without_one_every_party_makes_its_own_data():
     config = config_of("fedgls")
     for value in ("", 3, True):
         with pytest.raises(ConfigError, match=f"data-folder: {value!r}"):
-            client_folder(config, context_of({"data-folder": value}))
-    assert client_folder(config, context_of({"partition-id": 0, "num-partitions": 1})) is None
-    assert server_folder(config, "") is None
+            party.client_folder(config, context_of({"data-folder": value}))
+    assert party.client_folder(config, context_of({"partition-id": 0, "num-partitions": 1})) is None
+    assert party.server_folder(config, "") is None
 
 
 def test_a_new_folder_in_the_same_place_is_read_anew(tmp_path):
@@ -315,7 +307,7 @@ def test_a_new_folder_in_the_same_place_is_read_anew(tmp_path):
     found = []
     for number, config in enumerate((first, second)):
         partition(config, tmp_path / "here")
-        folder = client_folder(config, context)
+        folder = party.client_folder(config, context)
         assert folder is not None
         found.append(folder.tensors["0.nodes"])
         (tmp_path / "here").rename(tmp_path / f"before-{number}")
@@ -329,7 +321,7 @@ def test_a_new_folder_in_the_same_place_is_read_anew(tmp_path):
 def test_one_folder_at_two_supernodes_is_one_s_by_the_list_alone(app, tmp_path, monkeypatch):
     config = config_of(app)
     out = partition(config, tmp_path / "out", "--supernodes", "3")
-    folders, server = folders_of(out), server_folder(config, str(out / "server"))
+    folders, server = folders_of(out), party.server_folder(config, str(out / "server"))
     grid = grid_of(config, [*folders, folders[1]])
     nodes, go = list(grid.contexts), partial(run_server, config, grid, engine="flwr")
     with pytest.raises(MembershipError) as error:
@@ -337,11 +329,11 @@ def test_one_folder_at_two_supernodes_is_one_s_by_the_list_alone(app, tmp_path, 
     assert str(nodes[1]) in str(error.value) and str(nodes[3]) in str(error.value)
     forget_run(grid.run.run_id)
 
-    members = read_members(out / "server")
+    members = party.read_members(out / "server")
     assert members is not None
     assert [one.folder for one in members] == [folder.name for folder in folders]
     held = [one._replace(node=node) for one, node in zip(members, nodes, strict=False)]
-    write_members(out / "server" / MEMBERS, held)
+    party.write_members(out / "server" / party.MEMBERS, held)
     reports: list[RoundReport] = []
     go(tmp_path / "run", folder=server, on_round=reports.append)
     assert reports[-1].answered == method_of(config).num_clients(config)
@@ -359,17 +351,20 @@ BROKEN_LISTS = [
 @pytest.mark.parametrize("text", BROKEN_LISTS)
 def test_a_list_that_is_broken_is_refused_by_its_name(text, tmp_path):
     text = text.replace("HEAD", "folder,clients,node-id\n")
-    (tmp_path / MEMBERS).write_text(text, encoding="utf-8")
-    with pytest.raises(DataError, match=MEMBERS):
-        read_members(tmp_path)
+    (tmp_path / party.MEMBERS).write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=party.MEMBERS):
+        party.read_members(tmp_path)
 
 
 def test_a_list_is_read_as_it_was_written(tmp_path):
-    members = (Member("a, b", frozenset({0, 1, 2, 7}), 2**64 - 1), Member("c", frozenset({5})))
-    assert read_members(tmp_path) is None
-    write_members(tmp_path / MEMBERS, members)
-    assert read_members(tmp_path) == members
-    assert (tmp_path / MEMBERS).stat().st_mode & 0o777 == 0o600
+    members = (
+        party.Member("a, b", frozenset({0, 1, 2, 7}), 2**64 - 1),
+        party.Member("c", frozenset({5})),
+    )
+    assert party.read_members(tmp_path) is None
+    party.write_members(tmp_path / party.MEMBERS, members)
+    assert party.read_members(tmp_path) == members
+    assert (tmp_path / party.MEMBERS).stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("app", one_fast(APPS, "fedscem"))
@@ -381,7 +376,7 @@ def test_another_message_format_is_refused_by_name(app, tmp_path, monkeypatch):
     grid = grid_of(config, folders_of(out))
     with pytest.raises(NoClientsError) as error:
         strategy = method_of(config).build_strategy(
-            config, None, server_folder(config, str(out / "server"))
+            config, None, party.server_folder(config, str(out / "server"))
         )
         strategy.start(grid, num_rounds=1, timeout=5)
     assert re.search(r"format 3 .*0\.3\.0.* 2 ", str(error.value))

@@ -24,6 +24,7 @@ from table_helpers import (
 
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.reproduce import command, runs
+from flower_graph.apps.reproduce import table as t
 from flower_graph.apps.reproduce.command import selected, write_page
 from flower_graph.apps.reproduce.page import (
     marks,
@@ -40,14 +41,6 @@ from flower_graph.apps.reproduce.runs import (
     settings_kept,
     thinned,
 )
-from flower_graph.apps.reproduce.table import (
-    TEST,
-    WITHIN,
-    Figure,
-    Paper,
-    papers,
-    read_paper,
-)
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError, DataError, OutputError
 from flower_graph.method.load import load_config
@@ -60,25 +53,25 @@ from flower_graph.storage.reading import read_packed
 from flower_graph.strategies.fedscem import tables as fedscem_tables
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-COMMITTED = [name for name in papers() if (RESULTS / name / RUNS).exists()]
+COMMITTED = [name for name in t.papers() if (RESULTS / name / RUNS).exists()]
 
 
 def test_methods_name_the_tables_that_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert {*papers()} >= {"fedgls", "fedscem", "nfedgnn", "ppfl", "personalised"}
+    assert {*t.papers()} >= {"fedgls", "fedscem", "nfedgnn", "ppfl", "personalised"}
     path = tmp_path / "mine.py"
     monkeypatch.setattr(method_named("fedpub"), "tables", (str(path),), False)
     head = "from flower_graph.apps.reproduce.table import Line, Paper\n"
     path.write_text(f"{head}PAPER = Paper('Of a stranger', {{}})")
-    assert read_paper("mine").title == "Of a stranger"
+    assert t.read_paper("mine").title == "Of a stranger"
     for text in ("PAPER = 3", "import nothing", ""):
         path.write_text(text)
         with pytest.raises(ConfigError, match=r"paper: .*mine\.py"):
-            read_paper("mine")
+            t.read_paper("mine")
     for name in ("fedgl", "none.py"):
         with pytest.raises(ConfigError, match=f"paper.*{name}"):
-            read_paper(name)
+            t.read_paper(name)
 
 
 @pytest.mark.slow
@@ -89,7 +82,7 @@ def test_committed_tables_come_out_of_the_committed_runs(name: str, tmp_path: Pa
     page, kept = (folder / "table.md").read_text("utf-8"), read_packed(folder / RUNS)
     for file in (RUNS, "README.md"):
         copyfile(folder / file, tmp_path / file)
-    store, paper = Store(tmp_path), selected(read_paper(name), {})
+    store, paper = Store(tmp_path), selected(t.read_paper(name), {})
     has = {run.config for run in store.kept}
     paper = paper.having({line: line for line in paper.lines if line.config in has})
     left_out = [line[2:] for line in page.partition("## Not run")[2].split("\n") if line]
@@ -141,12 +134,12 @@ def test_a_table_of_ones_own(tmp_path: Path, simulated: list[RunConfig]) -> None
 def test_a_figure_stands_in_a_run_s_place(tmp_path: Path, simulated: list[RunConfig]) -> None:
     mine, *_ = lines = own_lines(settings=GENERATED, seeds=(0,))
     lines += [
-        replace(mine, method=name, trained=trained, figures=[TEST])
+        replace(mine, method=name, trained=trained, figures=[t.TEST])
         for name, trained in {"guess": "majority", "lp": "label-propagation"}.items()
     ]
     page = run_lines(lines, tmp_path, method=["guess", "lp", "mine"])
     assert len(simulated) == 1
-    row = only_row(written(tmp_path), method="guess", metric=TEST)
+    row = only_row(written(tmp_path), method="guess", metric=t.TEST)
     config = load_config("fedgls/cora", [*mine.settings, "seed=0", "rounds=3"])
     wanted = method_of(config).baselines(config)["majority"]
     assert row["mean"] == pytest.approx(wanted["test"], abs=1e-5)
@@ -193,7 +186,7 @@ def test_what_is_run_on_request_stays_on_the_page(
     tmp_path: Path, simulated: list[RunConfig]
 ) -> None:
     more = own_lines(table="More", settings=["graph.neighbours=9"])
-    paper = Paper("Two", {"one": own_lines(), "more": more}, on_request=["more"])
+    paper = t.Paper("Two", {"one": own_lines(), "more": more}, on_request=["more"])
     for only, count, more_is_there in (
         ({}, 4, False),
         ({"table": ["more"]}, 8, True),
@@ -298,7 +291,7 @@ def test_costs_are_measured_alone_and_kept(
     figures = [({"group": 1, "clients": 5}, {"nodes": 20.0, "peak-mib": 2.0})]
     monkeypatch.setattr(fedscem_tables, "costs", lambda config: figures)
     only = {"data": ["Cora"], "method": ["FedSCem"], "table": ["figure-8", "costs"]}
-    paper = selected(read_paper("fedscem"), only)
+    paper = selected(t.read_paper("fedscem"), only)
     assert [len(stage) for stage in Store(tmp_path).stages(paper.asked) if stage] == [1, 1]
     for _ in range(2):  # the second time everything is there
         command.reproduce(paper, tmp_path)
@@ -382,10 +375,10 @@ CURVES.steps, CURVES.up = [2.0, 4.0, 6.0, 8.0], [2.0**20 * n for n in range(1, 5
 
 
 def test_a_budget_is_a_number_of_what_a_client_spends() -> None:
-    assert value_of(WITHIN, CURVES, {"within": "1 steps"}) is None  # less than a round
+    assert value_of(t.WITHIN, CURVES, {"within": "1 steps"}) is None  # less than a round
     for wrong in ("3 hours", "few steps"):
         with pytest.raises(ConfigError, match=f"within: '{wrong}'"):
-            value_of(WITHIN, CURVES, {"within": wrong})
+            value_of(t.WITHIN, CURVES, {"within": wrong})
 
 
 def test_of_errors_the_least_is_the_best_round() -> None:
@@ -412,7 +405,7 @@ def test_clients_that_are_not_asked_spend_nothing(monkeypatch: pytest.MonkeyPatc
 def test_differences_of_errors_are_no_points() -> None:
     assert paired([0.1]) == {"p": None, "agree": 1} and paired([0.1, math.nan])["p"] is None
     row = {"mean": 0.0475, "std": 0.045, "values": [0.05] * 4, "seeds": [0, 1, 2, 3]}
-    change = Figure("change", "test-mse-at-best-val", "other")
+    change = t.Figure("change", "test-mse-at-best-val", "other")
     raw = written_as(change, {**row, "p": 0.13, "holm": 0.26, "agree": 3}, 1)
     assert raw == "+0.05 ± 0.04 (p 0.13, Holm 0.26, 3 of 4)"
 
@@ -464,4 +457,4 @@ def test_lines_are_run_again_and_what_came_out_is_written(
     assert main(words) == 1 and "**not near**" in capsys.readouterr().out
     for folder, said in ((tmp_path / "none", "no such file"), (tmp_path / "out", "no such file")):
         with pytest.raises(DataError, match=said):
-            command.run_again(read_paper(str(paper)), folder, tmp_path / "new")
+            command.run_again(t.read_paper(str(paper)), folder, tmp_path / "new")
