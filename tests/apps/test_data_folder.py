@@ -10,6 +10,7 @@ import shutil
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ from flower_graph.strategies.fedgls import method as fedgls
 from flower_graph.strategies.fedgls.config import FedGLSConfig
 from flower_graph.strategies.fedscem import method as fedscem
 from flower_graph.strategies.ppfl import method as ppfl
+from flower_graph.wire import keys
 
 APPS = {"nfedgnn": "nfedgnn", "fedscem": "fedscem", "fedgls": "fedgls", "ppfl": "gat"}
 RUNS: dict[str, tuple[str, list[str], int, list[str]]] = {
@@ -371,7 +373,8 @@ def test_a_list_is_read_as_it_was_written(tmp_path):
 def test_another_message_format_is_refused_by_name(app, tmp_path, monkeypatch):
     config = config_of(app)
     out = partition(config, tmp_path / "out", "--supernodes", "2")
-    monkeypatch.setattr("flower_graph.wire.keys.FORMAT", 3)
+    of_others = SimpleNamespace(**vars(keys) | {"FORMAT": 3})
+    monkeypatch.setattr("flower_graph.client.adaptor.keys", of_others)
     monkeypatch.setattr("flower_graph.client.adaptor.__version__", "0.3.0")
     grid = grid_of(config, folders_of(out))
     with pytest.raises(NoClientsError) as error:
