@@ -84,28 +84,21 @@ def test_a_models_bias_shows_classes_and_its_losses_training_nodes() -> None:
     assert trains_more.success == trained_on.success == 1.0
 
 
-def test_a_guess_strays_as_far_as_it_is_said_to() -> None:
-    rng = np.random.default_rng(1)
-    truth = np.arange(60) < 20
-    drawn = [ranking("", rng.random(60), truth) for _ in range(500)]
-    spread = np.std([one.success for one in drawn])
-    assert spread == pytest.approx(guess_variance(drawn[0]) ** 0.5, rel=0.1)
-
-
 def test_findings_count_their_cases() -> None:
     assert ranking("", [1.0, 2.0, 2.0, 3.0], [0, 1, 0, 1]).success == 3.5 / 4  # a tie is a half
     for truth in ([1, 1], [0, 0]):
         with pytest.raises(ValueError, match="of 2 cases"):
             ranking("", [1.0, 2.0], truth)
+    rng, some = np.random.default_rng(1), np.arange(60) < 20
+    drawn = [ranking("", rng.random(60), some) for _ in range(500)]
+    spread = np.std([one.success for one in drawn])  # a guess strays as far as it is said to
+    assert spread == pytest.approx(guess_variance(drawn[0]) ** 0.5, rel=0.1)
     found, guessed = ranking("a", [3, 1, 2], [1, 0, 0], more=0.5), guesses("b", [1, 0, 1, 1], 0.1)
     assert (found.success, found.chance, found.n, found.true) == (1.0, 0.5, 3, 1)
     assert found.detail == {"more": 0.5}
     assert (guessed.success, guessed.chance, guessed.n) == (0.75, 0.1, 4)
     with pytest.raises(ValueError, match="guessed"):
         guesses("b", [], 0.1)
-
-
-LIES = {"fedscem": 5, "deepwalk, secure": 3, "fedscem, plain": 0, "deepwalk": 0, "nfedgnn": 0}
 
 
 def tried(setup: Setup, words: str = "") -> list[Finding]:
@@ -116,11 +109,9 @@ def tried(setup: Setup, words: str = "") -> list[Finding]:
     return [_deviating_run(config, lie, setup.supernodes) for lie in lies]
 
 
-@pytest.mark.parametrize("name", LIES)
-def test_what_hides_something_is_attacked(name: str) -> None:
-    config = ALL[name].load()
-    method = method_of(config)
-    assert len(method.audit().deviations(config, method)) == LIES[name]
+def test_what_hides_nothing_is_not_attacked() -> None:
+    for name in ("fedscem, plain", "deepwalk", "nfedgnn", "fedgls"):
+        assert tried(ALL[name]) == []
 
 
 SECURE = pytest.param("deepwalk, secure", "server: different", 0, marks=pytest.mark.slow)

@@ -64,21 +64,29 @@ def labels(name: str, *overrides: str, alone: bool = False) -> list[str]:
     return [label for label, _ in found]
 
 
-def test_every_method_has_its_counterparts() -> None:
-    noise, secure = "noise, epsilon 10", "strategy.alignment=secure"
-    assert labels("nfedgnn/cora-linqs") == ["no noise", noise]
-    budgets = ["noise, epsilon 2", "no noise", noise]
-    assert labels("nfedgnn/cora-linqs", "privacy.epsilon=2") == budgets
-    averaged = ["strategy.share=averaged", "strategy.average_every=5"]
-    assert labels("nfedgnn/cora-linqs", *averaged) == ["averaged, no noise"]
-    forms = ["summed, plain sums, no noise", "summed, masked sums, no noise"]
-    summed = labels("nfedgnn/cora-linqs", "strategy.share=summed")
-    assert summed == [*forms, "no noise", "averaged, no noise"]
-    assert labels("ppfl/cora-linqs-gat") == ["no noise", noise, "secure sum"]
-    assert labels("ppfl/cora-linqs-gat", secure) == ["secure sum", "no noise", noise]
-    forms = ["psi, masked sum", "psi, plain sum", "plain, masked sum"]
-    assert labels("fedscem/cora-linqs") == forms
-    assert labels("fedscem/cora-linqs", alone=True) == forms[:1]
+NOISE, FORMS = "noise, epsilon 10", ["psi, masked sum", "psi, plain sum", "plain, masked sum"]
+SUMMED = ["summed, plain sums, no noise", "summed, masked sums, no noise"]
+AVERAGED = "strategy.share=averaged strategy.average_every=5"
+
+
+@pytest.mark.parametrize(
+    ("words", "forms"),
+    [
+        ("nfedgnn/cora-linqs", ["no noise", NOISE]),
+        ("nfedgnn/cora-linqs privacy.epsilon=2", ["noise, epsilon 2", "no noise", NOISE]),
+        (f"nfedgnn/cora-linqs {AVERAGED}", ["averaged, no noise"]),
+        ("nfedgnn/cora-linqs strategy.share=summed", [*SUMMED, "no noise", "averaged, no noise"]),
+        ("ppfl/cora-linqs-gat", ["no noise", NOISE, "secure sum"]),
+        ("ppfl/cora-linqs-gat strategy.alignment=secure", ["secure sum", "no noise", NOISE]),
+        ("fedscem/cora-linqs", FORMS),
+    ],
+)
+def test_every_method_has_its_counterparts(words: str, forms: list[str]) -> None:
+    assert labels(*words.split()) == forms
+    assert labels(*words.split(), alone=True) == forms[:1]
+
+
+def test_as_many_rounds_are_recorded_as_are_asked_for_or_needed() -> None:
     for count, words, wanted in ((None, [], 10), (None, ["rounds=4"], 4), (33, [], 33)):
         how = {"rounds": count, "epsilons": [], "alone": True}
         assert audit.settings_of("nfedgnn/cora-linqs", words, **how)[0][1].rounds == wanted
