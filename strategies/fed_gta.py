@@ -37,7 +37,7 @@ from torch.nn import functional
 
 from flower_graph.client.module_client import GraphOnDevice, ModuleClient
 from flower_graph.config.common import VALUES, ModuleRunConfig, TrainingSection
-from flower_graph.config.rules import ABOVE_ZERO, FRACTION, Rule, at_least, choice, require
+from flower_graph.config.rules import ABOVE_ZERO, FRACTION, Rule, at_least, choice
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod
 from flower_graph.ops.graph import Adjacency, gcn_adjacency, propagate
@@ -83,9 +83,9 @@ class FedGTAConfig(ModuleRunConfig):
     def validate(self) -> None:
         super().validate()
         allowed = f"nodes or links with app={APP}: it compares shares of classes"
-        require(self.task != VALUES, "task", self.task, allowed)
+        self.need(self.task != VALUES, "task", allowed)
         why = "noise is for weights, and it sends moments and a confidence too"
-        self.privacy.refuse_with(f"app={APP}", why)
+        self.refuse_noise(True, "app", why)
 
 
 # Formulas ----------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from flower_graph.client.learner import weighed
 from flower_graph.client.module_client import GraphOnDevice, ModuleClient
 from flower_graph.config.common import GCN as GCN_NAME
 from flower_graph.config.common import NODES, ModuleRunConfig, TrainingSection
-from flower_graph.config.rules import NOT_NEGATIVE, choice, require
+from flower_graph.config.rules import NOT_NEGATIVE, choice
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleMethod
 from flower_graph.models import GCN
@@ -52,8 +52,8 @@ class FedProtoConfig(ModuleRunConfig):
 
     def validate(self) -> None:
         super().validate()
-        require(self.task == NODES, "task", self.task, f"{NODES} with app={APP}: it shares classes")
-        self.privacy.refuse_with(f"app={APP}", "noise is for weights, and it sends prototypes")
+        self.need(self.task == NODES, "task", f"{NODES} with app={APP}: it shares classes")
+        self.refuse_noise(True, "app", "noise is for weights, and it sends prototypes")
 
 
 class WithPrototypes(nn.Module):

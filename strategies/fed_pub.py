@@ -78,7 +78,7 @@ class FedPUBConfig(ModuleRunConfig):
     def validate(self) -> None:
         super().validate()
         why = "noise is for weights, and it sends what they give on a random graph too"
-        self.privacy.refuse_with(f"app={APP}", why)
+        self.refuse_noise(True, "app", why)
 
 
 # Formulas ----------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ class LocalConfig(ModuleRunConfig):
 
     def validate(self) -> None:
         super().validate()
-        self.privacy.refuse_with(f"app={APP}", "noise is for what clients send, and they send none")
+        self.refuse_noise(True, "app", "noise is for what clients send, and they send none")
 
 
 class LocalMethod(ModuleMethod[LocalConfig]):

@@ -2,9 +2,11 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from flower_graph.config.rules import (
@@ -18,11 +20,12 @@ from flower_graph.config.rules import (
     Rule,
     at_least,
     choice,
-    refuse_with,
     require,
     require_library,
+    show,
 )
 from flower_graph.config.schema import check_settings, section, setting
+from flower_graph.errors import ConfigError
 from flower_graph.wire import keys
 
 # What a run saves, and of which round
@@ -268,17 +271,6 @@ class PrivacyConfig:
         """Whether clients send no measurements of their own data."""
         return self.is_on and self.measurements == WITHHOLD
 
-    def refuse_with(self, setting: str, why: str) -> None:
-        """Refuse the budget beside another setting, given as ``key=value``."""
-        if self.is_on:
-            refuse_with("privacy.epsilon", self.epsilon, setting, f"{why}; set it to null")
-
-    def require_averaging(self, name: str, averaging: Sequence[str]) -> None:
-        """Refuse the central form for a method whose clients send no weights to average."""
-        if self.is_central and name not in averaging:
-            why = f"there is no mean of weights; set privacy.form={LOCAL_FORM}"
-            refuse_with("privacy.form", CENTRAL_FORM, f"strategy.name={name}", why)
-
 
 @dataclass
 class RobustSection:
@@ -289,23 +281,6 @@ class RobustSection:
     num_malicious: int = setting(1, at_least(0), help="clients that may be hostile; `krum` only")
     beta: float = setting(0.2, Rule("at least 0 and less than 0.5", lambda beta: 0 <= beta < 0.5))
     """share of the clients cut off at each end; `trimmed-mean` only"""
-
-    def refuse_robust(self, method: str, not_with: Mapping[str, str]) -> None:
-        """Refuse an average other than the mean for methods that it does not fit."""
-        if self.robust != NO_DEFENCE and method in not_with:
-            why = f"{not_with[method]}; set strategy.robust=none"
-            refuse_with("strategy.robust", self.robust, f"strategy.name={method}", why)
-
-    def refuse_noise(
-        self, privacy: PrivacyConfig, method: str, averaging: Sequence[str], *others: str
-    ) -> None:
-        """Refuse noise of which the method has none; the server's is for the mean of weights."""
-        if method not in (*averaging, *others):
-            privacy.refuse_with(f"strategy.name={method}", "no noise is for what its clients send")
-        privacy.require_averaging(method, averaging)
-        if self.robust != NO_DEFENCE and privacy.is_central:
-            why = "the noise is for a mean, and one client can move this average further"
-            privacy.refuse_with(f"strategy.robust={self.robust}", why)
 
 
 @dataclass
@@ -399,23 +374,62 @@ class RunConfig:
         if own := type(self).app:
             choice(own).check("app", self.app)
         check_settings(self)
-        if self.privacy.is_on and self.checkpoint_every:
-            # Repeated rounds would release data a second time
-            why = "a resumed run sends rounds again; set checkpoint_every=0"
-            refuse_with("checkpoint_every", self.checkpoint_every, "privacy.epsilon", why)
-        if self.every and self.save == NOTHING:
-            why = "no figures of clients are kept; set every=0"
-            refuse_with("every", self.every, f"save={NOTHING}", why)
+        # Repeated rounds would release data a second time
+        resumes, why = bool(self.checkpoint_every), "a resumed run sends rounds again"
+        self.clash(resumes and self.privacy.is_on, "checkpoint_every", "privacy.epsilon", why)
+        is_lost = self.every > 0 and self.save == NOTHING
+        self.clash(is_lost, "every", "save", "no figures of clients are kept; set every=0")
         task = getattr(self, "task", NODES)
         allowed = SCORES_OF.get(task, ())
         for name in self.metrics:
             words = f"one of {', '.join(allowed)} with task={task}"
             require(name in allowed, "metrics", name, words)
-        counts = counting_of(self.metrics) and not self.server_measures
-        if counts and self.privacy.withholds:
-            remedy = "set metrics=[accuracy] or privacy.measurements=report"
-            why = f"clients withhold what they measure; {remedy}"
-            self.privacy.refuse_with(f"metrics={self.metrics}", why)
+        counts = bool(counting_of(self.metrics)) and not self.server_measures
+        remedy = "set metrics=[accuracy] or privacy.measurements=report"
+        why = f"clients withhold what they measure; {remedy}"
+        self.refuse_noise(counts and self.privacy.withholds, "metrics", why)
+
+    # Rules on several settings together, named by their keys
+
+    def need(self, good: bool, key: str, allowed: str) -> None:
+        """Refuse the value of a setting unless it is good."""
+        require(good, key, attrgetter(key)(self), allowed)
+
+    def clash(self, bad: bool, key: str, other: str, why: str) -> None:
+        """Refuse the value of a setting beside that of another one, if the two are bad."""
+        if bad:
+            values = (attrgetter(one)(self) for one in (key, other))
+            first, second = (one if isinstance(one, str) else show(one) for one in values)
+            raise ConfigError(
+                f"{key}: {first} is not allowed with {other}={second}: {why}", key=key
+            )
+
+    def refuse_noise(self, bad: bool, other: str, why: str) -> None:
+        """Refuse a privacy budget beside a setting that is bad for it."""
+        remedy = f"{why}; set it to null"
+        self.clash(bad and self.privacy.is_on, "privacy.epsilon", other, remedy)
+
+    def check_averages(
+        self,
+        averaging: Collection[str],
+        noised: Collection[str] = (),
+        not_robust: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Refuse noise and averages that the method of ``strategy.name`` does not have.
+
+        ``averaging``: methods whose clients send weights in the clear; ``noised``: others whose
+        clients add noise; ``not_robust``: those without a robust average, and why.
+        """
+        key, name, is_central = "strategy.name", self.strategy.name, self.privacy.is_central
+        is_robust = getattr(self.strategy, "robust", NO_DEFENCE) != NO_DEFENCE
+        why = f"{not_robust.get(name)}; set strategy.robust=none"
+        self.clash(is_robust and name in not_robust, "strategy.robust", key, why)
+        has_noise = name in averaging or name in noised
+        self.refuse_noise(not has_noise, key, "no noise is for what its clients send")
+        why = f"there is no mean of weights; set privacy.form={LOCAL_FORM}"
+        self.clash(is_central and name not in averaging, "privacy.form", key, why)
+        why = "the noise is for a mean, and one client can move this average further"
+        self.refuse_noise(is_central and is_robust, "strategy.robust", why)
 
 
 @dataclass
@@ -514,12 +528,11 @@ class ModuleRunConfig(CutRunConfig):
         super().validate()
         method, of_task = self.partition.method, f"with task={self.task}"
         good = self.task != LINKS or method in DISJOINT  # no two clients may share an edge
-        require(good, "partition.method", method, f"one of {', '.join(DISJOINT)} {of_task}")
+        self.need(good, "partition.method", f"one of {', '.join(DISJOINT)} {of_task}")
+        good = self.task != VALUES or method != DIRICHLET
+        self.need(good, "partition.method", f"another {of_task}: it cuts by class")
         choice(*self.networks).check("model.name", self.model.name)
         if type(self.strategy) is TrainingSection:  # a section of the method's own has names
             choice(type(self)().strategy.name).check("strategy.name", self.strategy.name)
-        if self.model.name != GCN and self.task == LINKS:
-            good, words = self.links.decoder != MLP, f"{DOT} with model.name={self.model.name}"
-            require(good, "links.decoder", self.links.decoder, words)
-        good = self.task != VALUES or method != DIRICHLET
-        require(good, "partition.method", method, f"another {of_task}: it cuts by class")
+        good = self.task != LINKS or self.model.name == GCN or self.links.decoder != MLP
+        self.need(good, "links.decoder", f"{DOT} with model.name={self.model.name}")

@@ -75,12 +75,6 @@ def require(good: bool, key: str, value: object, allowed: str) -> None:
         raise ConfigError(words, key=key)
 
 
-def refuse_with(key: str, value: object, other: str, why: str) -> NoReturn:
-    """Refuse a value beside another setting, given as ``key=value``."""
-    shown = value if isinstance(value, str) else show(value)
-    raise ConfigError(f"{key}: {shown} is not allowed with {other}: {why}", key=key)
-
-
 def require_library(library: str, key: str, *, extra: str, otherwise: str) -> None:
     """Refuse a setting whose library is not installed; ``ConfigError`` names the extra."""
     if find_spec(library) is None:

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
-from flower_graph.config.common import StrategySection
-from flower_graph.config.rules import at_least, choice, refuse_with
+from flower_graph.config.common import RunConfig, StrategySection
+from flower_graph.config.rules import at_least, choice
 from flower_graph.config.schema import setting
 from flower_graph.secure import node_config
 
@@ -29,15 +30,6 @@ class TrustSection(StrategySection):
     def fewest_nodes(self) -> int:
         return max(self.min_nodes, node_config.FEWEST_PARTIES) if self.distrusts else self.min_nodes
 
-    def refuse_trust(self, readable: Mapping[str, str]) -> None:
-        """Refuse settings with which a deviating server could read clients' data."""
-        if self.registry is not None and not self.distrusts:
-            why = "it is not read; set strategy.registry=null"
-            refuse_with("strategy.registry", self.registry, f"strategy.trust={self.trust}", why)
-        for key, why in readable.items() if self.distrusts else ():
-            trust = f"strategy.trust={node_config.MALICIOUS_SERVER}"
-            refuse_with(f"strategy.{key}", getattr(self, key), trust, why)
-
 
 @dataclass
 class OpenedSums(TrustSection):
@@ -49,15 +41,25 @@ class OpenedSums(TrustSection):
     """SuperNodes that two sums differ by at least, `malicious-server` only; no SuperNode takes less
     than its node config's `differ-by`"""
 
-    def refuse_trust(self, readable: Mapping[str, str]) -> None:
-        super().refuse_trust(readable)
-        if self.differ_by != node_config.USUAL_DIFFERENCE and not self.distrusts:
-            why = f"it is not kept; set strategy.differ_by={node_config.USUAL_DIFFERENCE}"
-            refuse_with("strategy.differ_by", self.differ_by, f"strategy.trust={self.trust}", why)
 
-    def refuse_holders(self, alignment: str, choosing: str) -> None:
-        """Refuse ``least_holders`` with an alignment that does not choose slots by holders."""
-        if self.least_holders > node_config.LEAST_HOLDERS and alignment != choosing:
-            why = f"set strategy.alignment={choosing}, which chooses nodes by their holders"
-            other = f"strategy.alignment={alignment}"
-            refuse_with("strategy.least_holders", self.least_holders, other, why)
+def check_trust(config: RunConfig, readable: Mapping[str, str], choosing: str = "") -> None:
+    """Refuse settings with which a deviating server could read clients' data.
+
+    ``readable``: keys of the section ``strategy`` that are set so, and why. ``choosing``: the
+    alignment that chooses slots by their holders.
+    """
+    how, trust = config.strategy, "strategy.trust"
+    assert isinstance(how, TrustSection)
+    is_read = how.registry is None or how.distrusts
+    config.clash(not is_read, "strategy.registry", trust, "it is not read; set it to null")
+    for key, why in readable.items():
+        config.clash(how.distrusts, f"strategy.{key}", trust, why)
+    if isinstance(how, OpenedSums):
+        usual = node_config.USUAL_DIFFERENCE
+        is_kept, why = how.differ_by == usual or how.distrusts, f"it is not kept; set it to {usual}"
+        config.clash(not is_kept, "strategy.differ_by", trust, why)
+        alignment = "strategy.alignment"
+        is_chosen = attrgetter(alignment)(config) == choosing
+        more = how.least_holders > node_config.LEAST_HOLDERS and not is_chosen
+        why = f"set {alignment}={choosing}, which chooses nodes by their holders"
+        config.clash(more, "strategy.least_holders", alignment, why)

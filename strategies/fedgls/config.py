@@ -15,7 +15,6 @@ from flower_graph.config.common import (
 )
 from flower_graph.config.rules import ABOVE_ZERO, FRACTION, NOT_NEGATIVE, at_least, choice
 from flower_graph.config.schema import section, setting
-from flower_graph.errors import ConfigError
 
 APP = "fedgls"
 FEDGLS, FED_KNN, FEDPROTO, LOCAL = "structure-fedavg", "fed-gnn-knn", "fedproto", "local-gnn-knn"
@@ -69,9 +68,6 @@ class FedGLSSection(TrainingSection, RobustSection, StrategySection):
     prototype_weight: float = setting(1.0, NOT_NEGATIVE)
     """weight of the distance to the prototypes; `fedproto` only"""
 
-    def validate(self) -> None:
-        self.refuse_robust(self.name, NOT_ROBUST)
-
 
 @dataclass
 class FedGLSConfig(CutRunConfig):
@@ -97,10 +93,9 @@ class FedGLSConfig(CutRunConfig):
 
     def validate(self) -> None:
         super().validate()
-        if self.graph.knn_on == ENCODER and self.strategy.name != FED_KNN:
-            allowed = f"{FEATURES} with strategy.name={self.strategy.name}"
-            raise ConfigError(f"graph.knn_on: {ENCODER} is only for {FED_KNN}; allowed: {allowed}")
-        self.strategy.refuse_noise(self.privacy, self.strategy.name, AVERAGING)
+        good = self.graph.knn_on != ENCODER or self.strategy.name == FED_KNN
+        self.need(good, "graph.knn_on", f"{FEATURES} without strategy.name={FED_KNN}")
+        self.check_averages(AVERAGING, not_robust=NOT_ROBUST)
 
 
 class StructureSettings(NamedTuple):

@@ -26,7 +26,7 @@ from flower_graph.config.rules import (
     require,
 )
 from flower_graph.config.schema import section, setting
-from flower_graph.method.trust import OpenedSums
+from flower_graph.method.trust import OpenedSums, check_trust
 from flower_graph.secure.node_config import FEWEST_PARTIES
 
 if TYPE_CHECKING:
@@ -136,9 +136,6 @@ class StrategyConfig(TrainingConfig, RobustSection, OpenedSums):
     """share of the clients, and of the SuperNodes, that may vanish in a round"""
 
     def validate(self) -> None:
-        self.refuse_robust(self.name, NOT_ROBUST)
-        self.refuse_trust(self.readable())
-        self.refuse_holders(self.alignment, "psi")
         finest = self.limit / 2.0**MOST_BITS  # a sum's words have 64 bits
         allowed = f"from {finest:g} (strategy.limit / 2^{MOST_BITS}) to {self.limit}, the limit"
         is_fit = finest <= self.resolution <= self.limit
@@ -166,17 +163,15 @@ class FedSCemConfig(RunConfig):
 
     def validate(self) -> None:
         super().validate()
-        if self.masks_sums:
-            # A sum over one client is that client's embedding, masked or not.
-            clients = self.partition.clients
-            least = FEWEST_PARTIES if self.strategy.distrusts else 2
-            allowed = f"at least {least} for a masked sum"
-            require(clients >= least, "partition.clients", clients, allowed)
-        how = self.strategy
-        how.refuse_noise(self.privacy, how.name, AVERAGING, FEDSCEM)
-        if how.name == FEDSCEM and how.model_sharing != "none":
-            why = "the weights that are shared get no noise"
-            self.privacy.refuse_with(f"strategy.model_sharing={how.model_sharing}", why)
+        how, clients = self.strategy, self.partition.clients
+        check_trust(self, how.readable(), choosing="psi")
+        # A sum over one client is that client's embedding, masked or not.
+        least = FEWEST_PARTIES if how.distrusts else 2
+        good = clients >= least or not self.masks_sums
+        self.need(good, "partition.clients", f"at least {least} for a masked sum")
+        self.check_averages(AVERAGING, [FEDSCEM], NOT_ROBUST)
+        is_shared, why = how.model_sharing != "none", "the weights that are shared get no noise"
+        self.refuse_noise(how.name == FEDSCEM and is_shared, "strategy.model_sharing", why)
 
     @property
     def needs_own_nodes(self) -> bool:

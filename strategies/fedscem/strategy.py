@@ -50,7 +50,7 @@ from flwr.serverapp.strategy import FedProx
 from numpy.typing import NDArray
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from flower_graph.config.rules import refuse_with
+from flower_graph.config.rules import require
 from flower_graph.config.schema import check_settings
 from flower_graph.errors import AlignmentError, MalformedReplyError, NoClientsError
 from flower_graph.method.module_method import ModuleFedAvg
@@ -139,7 +139,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         check_settings(settings)
         check_settings(how, "strategy.")
         for key, why in how.readable().items() if how.registry is not None else ():
-            refuse_with(f"strategy.{key}", getattr(how, key), "a registry", why)
+            require(False, f"strategy.{key}", getattr(how, key), f"another with a registry: {why}")
         super().__init__(EgoSession(how, settings.seed, checkpoint_dir, checkpoint_every))
         self.settings, self.how, self.num_classes = settings, how, settings.num_classes
         self.model: NDArray[np.float32] | None = None  # [D] the parameters of ``EgoGCN`` in a row

@@ -12,10 +12,9 @@ from flower_graph.config.rules import (
     SHARE,
     at_least,
     choice,
-    require,
 )
 from flower_graph.config.schema import section, setting
-from flower_graph.method.trust import TrustSection
+from flower_graph.method.trust import TrustSection, check_trust
 
 APP = "nfedgnn"
 STRATEGIES = ("split-gradient-relay",)
@@ -99,30 +98,6 @@ class StrategyConfig(TrustSection):
             return self.reg_weight
         return 0.0 if self.share == SUMMED else SMOOTHNESS
 
-    def validate(self) -> None:
-        of_form = {
-            "average_every": (0, AVERAGED),
-            "average_over": (AVERAGE_OVER[0], AVERAGED),
-            "sketch": (None, SUMMED),
-            "aggregation": (PLAIN, SUMMED),
-            "state": (MEMORY, OWN),
-        }
-        for key, (unused, share) in of_form.items():
-            value = getattr(self, key)
-            is_good = self.share == share or value == unused
-            require(is_good, f"strategy.{key}", value, f"{unused} without strategy.share={share}")
-        every, part, alone = self.average_every, self.participation, self.newcomers_alone
-        is_good = self.share != AVERAGED or every > 0
-        require(is_good, "strategy.average_every", every, f"above 0 with strategy.share={AVERAGED}")
-        is_good = self.average_over != "all" or part == 1
-        require(is_good, "strategy.participation", part, "1 with strategy.average_over=all")
-        # Newcomers have the layer of all others.
-        is_good = self.share != SUMMED or not alone
-        require(is_good, "strategy.newcomers_alone", alone, f"0 with strategy.share={SUMMED}")
-        why = "the server would see how each user's vector is made, or each SuperNode's sum"
-        sums = {"share": SUMMED, "aggregation": MASKED}
-        self.refuse_trust({key: why for key, form in sums.items() if getattr(self, key) != form})
-
 
 @dataclass
 class NFedGNNConfig(RunConfig):
@@ -159,12 +134,32 @@ class NFedGNNConfig(RunConfig):
 
     def validate(self) -> None:
         super().validate()
-        stay, state = self.data.add is None and not self.data.remove, self.strategy.state
-        require(stay or self.task != LINKS, "task", self.task, f"{NODES} where users come and go")
-        memory = f"{MEMORY} where users come and go"
-        require(stay or state != FILE, "strategy.state", state, memory)
-        self.privacy.require_averaging(self.strategy.name, ())
-        sent = {AVERAGED: "the weights", SUMMED: "the sums of gradients"}
-        if (share := self.strategy.share) in sent:
-            why = f"{sent[share]} that users then send get no noise"
-            self.privacy.refuse_with(f"strategy.share={share}", why)
+        how, share = self.strategy, self.strategy.share
+        of_form = {
+            "average_every": (0, AVERAGED),
+            "average_over": (AVERAGE_OVER[0], AVERAGED),
+            "sketch": (None, SUMMED),
+            "aggregation": (PLAIN, SUMMED),
+            "state": (MEMORY, OWN),
+        }
+        for key, (unused, form) in of_form.items():
+            good = share == form or getattr(how, key) == unused
+            self.need(good, f"strategy.{key}", f"{unused} without strategy.share={form}")
+        good = share != AVERAGED or how.average_every > 0
+        self.need(good, "strategy.average_every", f"above 0 with strategy.share={AVERAGED}")
+        good = how.average_over != "all" or how.participation == 1
+        self.need(good, "strategy.participation", "1 with strategy.average_over=all")
+        # Newcomers have the layer of all others.
+        good = share != SUMMED or not how.newcomers_alone
+        self.need(good, "strategy.newcomers_alone", f"0 with strategy.share={SUMMED}")
+        why = "the server would see how each user's vector is made, or each SuperNode's sum"
+        sums = {"share": SUMMED, "aggregation": MASKED}
+        check_trust(self, {key: why for key, form in sums.items() if getattr(how, key) != form})
+        stay = self.data.add is None and not self.data.remove
+        self.need(stay or self.task != LINKS, "task", f"{NODES} where users come and go")
+        good = stay or how.state != FILE
+        self.need(good, "strategy.state", f"{MEMORY} where users come and go")
+        self.check_averages((), noised=STRATEGIES)
+        for form, sent in ((AVERAGED, "the weights"), (SUMMED, "the sums of gradients")):
+            why = f"{sent} that users then send get no noise"
+            self.refuse_noise(share == form, "strategy.share", why)

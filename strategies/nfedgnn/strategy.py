@@ -68,7 +68,6 @@ from torch.nn.utils import clip_grad_norm_
 from flower_graph.client.learner import judged_pairs
 from flower_graph.config.common import LINKS
 from flower_graph.config.rules import at_least, require
-from flower_graph.config.schema import check_settings
 from flower_graph.data.description import server_graph
 from flower_graph.engine.cohort import Judged
 from flower_graph.engine.machine import resolve_device
@@ -359,7 +358,7 @@ def config_of(
     section = StrategyConfig(**{"share": share, **fields})
     model = ModelConfig(user_bias=user_bias, dropout=feature_dropout)
     config = NFedGNNConfig(seed=seed, device=device, model=model, strategy=section)
-    check_settings(config)
+    config.validate()
     has_use = section.share == SUMMED or not feature_dropout
     require(has_use, "feature_dropout", feature_dropout, f"0 without share={SUMMED}")
     return config

@@ -13,12 +13,11 @@ from flower_graph.config.rules import (
     Rule,
     at_least,
     choice,
-    refuse_with,
     require,
     require_library,
 )
 from flower_graph.config.schema import section, setting
-from flower_graph.method.trust import OpenedSums
+from flower_graph.method.trust import OpenedSums, check_trust
 from flower_graph.wire.keys import AUC
 
 APP = "ppfl"
@@ -110,12 +109,6 @@ class StrategyConfig(OpenedSums):
     alignment: str = setting(PAIRS, choice(*FORMS), help="how embeddings are aligned")
     absent: str = setting(LEAVE_OUT, choice(*ABSENT), help="for clients that did not answer")
 
-    def validate(self) -> None:
-        readable = {} if self.name == ALIGNED else {"name": "nothing is summed"}
-        clear = {"alignment": "every embedding would be in the clear"}
-        self.refuse_trust(readable | ({} if self.alignment == SECURE else clear))
-        self.refuse_holders(self.alignment, SECURE)
-
 
 @dataclass
 class PPFLConfig(RunConfig):
@@ -154,23 +147,23 @@ class PPFLConfig(RunConfig):
 
     def validate(self) -> None:
         super().validate()
-        how, model, ratios = self.strategy, self.model, self.partition.ratios
-        self.privacy.require_averaging(how.name, ())
+        how, model, is_secure = self.strategy, self.model, self.strategy.alignment == SECURE
+        readable = {} if how.name == ALIGNED else {"name": "nothing is summed"}
+        clear = {"alignment": "every embedding would be in the clear"}
+        check_trust(self, readable | ({} if is_secure else clear), choosing=SECURE)
+        self.check_averages((), noised=METHODS)
         require(AUC not in self.metrics, "metrics", AUC, "others: an SVC gives no probabilities")
-        epsilon, is_silent = self.privacy.epsilon, how.name == LOCAL or self.masks_sums
-        none = "null: no embedding is sent in the clear"
-        require(epsilon is None or not is_silent, "privacy.epsilon", epsilon, none)
-        if how.alignment == SECURE:
-            why = f"strategy.alignment={SECURE}", "sums over changing clients could be compared"
-            if how.participation != 1:
-                refuse_with("strategy.participation", how.participation, *why)
-            if how.absent == LAST:
-                refuse_with("strategy.absent", how.absent, *why)
-        if model.name == GAT:
-            words = f"a divisor of model.dimension: {model.dimension}"
-            require(model.dimension % self.gat.heads == 0, "gat.heads", self.gat.heads, words)
-            learns = f"with the first above 0: model.name={GAT} learns from labels"
-            require(ratios[0] > 0, "partition.ratios", ratios, learns)
+        is_silent, why = how.name == LOCAL or self.masks_sums, "no embedding is sent in the clear"
+        self.refuse_noise(is_silent, "strategy.name", why)
+        why = "sums over changing clients could be compared"
+        changes = is_secure and how.participation != 1
+        self.clash(changes, "strategy.participation", "strategy.alignment", why)
+        self.clash(is_secure and how.absent == LAST, "strategy.absent", "strategy.alignment", why)
+        is_gat = model.name == GAT
+        words = f"a divisor of model.dimension: {model.dimension}"
+        self.need(not is_gat or model.dimension % self.gat.heads == 0, "gat.heads", words)
+        learns = f"with the first above 0: model.name={GAT} learns from labels"
+        self.need(not is_gat or self.partition.ratios[0] > 0, "partition.ratios", learns)
 
 
 def require_gensim(config: PPFLConfig) -> None:
