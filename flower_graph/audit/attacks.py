@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from numpy.typing import ArrayLike, NDArray
 
 from flower_graph.config.common import RunConfig
@@ -112,17 +112,12 @@ class RecordingGrid(InProcessGrid):
     def exchanges(self) -> list[Exchange]:
         return []
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        sent: list[str] = []
-        for message in messages:
-            # One at a time: strategies may hand over a generator that makes messages as they go.
-            (number,) = super().push_messages([message])
-            reply, to = self._replies[number], message.metadata
-            if not reply.has_error():
-                one = Exchange(to.message_type, to.dst_node_id, message.content, reply.content)
-                self.exchanges.append(one)
-            sent.append(number)
-        return sent
+    def _handle(self, message: Message, context: Context) -> Message:
+        reply, to = super()._handle(message, context), message.metadata
+        if not reply.has_error():
+            one = Exchange(to.message_type, to.dst_node_id, message.content, reply.content)
+            self.exchanges.append(one)
+        return reply
 
 
 def of_kind(exchanges: Iterable[Exchange], kind: str) -> Iterator[Exchange]:

@@ -86,8 +86,8 @@ def load_config(
     ConfigError
         If a config, key or value is unknown, of the wrong type or impossible.
     """
-    layers = read_chain(name_or_path) + [("", read_override(one)) for one in overrides]
-    layers = [(source, _located(settings, source)) for source, settings in layers]
+    given = {key: value for one in overrides for key, value in read_override(one).items()}
+    layers = [(at, _located(one, at)) for at, one in [*read_chain(name_or_path), ("", given)]]
     for number, (source, settings) in enumerate(layers):
         where = f" (in {source})" * bool(source)
         if source and (is_of_run(source) or (of_run and source == name_or_path)):
@@ -105,8 +105,11 @@ def load_config(
     schema = schema_of(app, allowed)
     # mypy asks for a hash of instances where classes are hashed
     tree = deepcopy(_defaults(schema))  # type: ignore[arg-type]
-    known = known_keys(schema)
-    for source, settings in _with_task(layers, schema):
+    known, naming = known_keys(schema), [n for n, (_, one) in enumerate(layers) if "task" in one]
+    if naming:  # the settings that come with a task lie under the layer that names it
+        task = str(layers[naming[-1]][1]["task"])
+        layers.insert(naming[-1], ("", dict(schema.of_task.get(task, {}))))
+    for source, settings in layers:
         where = f" (in {source})" * bool(source)
         for key, value in settings.items():
             if key not in known:
@@ -164,17 +167,6 @@ def _located(settings: Tree, source: str) -> dict[str, object]:
         if isinstance(found.get(key), str):
             found[key] = full(found[key], folder)
     return found
-
-
-def _with_task(layers: Sequence[Layer], schema: type[RunConfig]) -> list[Layer]:
-    """Put the settings that come with a task under the layer that names it."""
-    place = max((n for n, (_, settings) in enumerate(layers) if "task" in settings), default=None)
-    if place is None:
-        return [*layers]
-    task = layers[place][1]["task"]
-    while place and not layers[place][0] and not layers[place - 1][0]:  # overrides are one layer
-        place -= 1
-    return [*layers[:place], ("", dict(schema.of_task.get(str(task), {}))), *layers[place:]]
 
 
 def list_configs() -> list[str]:

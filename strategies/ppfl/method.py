@@ -60,8 +60,6 @@ from flower_graph.strategies.ppfl.strategy import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from flower_graph.data.description import NewGraph
     from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.ppfl.client import EmbeddingModel
@@ -211,21 +209,16 @@ class PublicSpace(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A new graph's embeddings in a client's space."""
+    """A new graph in a client's space."""
 
     embeddings: Floats  # [n, d] of all its nodes, in the space that was joined
     rotation: Floats  # [d, d] the orthogonal map from its own space
     common: int  # number of public nodes that were aligned
     # P@1, 5 and 10 of the public nodes that were held back; empty with fewer than two
     precision: Mapping[int, float]
-
-
-class Beside(NamedTuple):
-    """A new graph in the space of a client."""
-
-    joined: Joined
-    probability: Tensor  # [n, k] of the classes, by an SVC of the client's own embeddings
-    client: int  # whose space it is
+    # Of ``join_graph``: [n, k] of the classes, by an SVC of the client's embeddings; and the client
+    probability: Tensor = torch.zeros(0)
+    client: int = -1
 
 
 def learn_beside(
@@ -292,7 +285,7 @@ def join_space(
     return Joined(embeddings @ rotation, rotation, len(here), precision)
 
 
-def join_graph(run: FinishedRun, graph: NewGraph, client: int | None = None) -> Beside:
+def join_graph(run: FinishedRun, graph: NewGraph, client: int | None = None) -> Joined:
     """Train a new graph's model locally, and align it with one of a run's clients.
 
     The model trains with the run's settings, for as many rounds. It is pulled to the public nodes
@@ -311,7 +304,7 @@ def join_graph(run: FinishedRun, graph: NewGraph, client: int | None = None) -> 
 
     Returns
     -------
-    Beside
+    Joined
         Embeddings and classes of all its nodes.
 
     Raises
@@ -357,4 +350,4 @@ def join_graph(run: FinishedRun, graph: NewGraph, client: int | None = None) -> 
     probability = torch.zeros(n, classes)
     shares = svc.predict_proba(joined.embeddings.astype(np.float64))
     probability[:, torch.from_numpy(svc.classes_)] = torch.from_numpy(shares).float()
-    return Beside(joined, probability, client)
+    return joined._replace(probability=probability, client=client)

@@ -362,8 +362,8 @@ def test_a_new_graphs_private_nodes_are_classified_by_another_clients_labels(wor
         graph = new_graph_of(n_id=None, identity=[f"p{one}" for one in graph.values["n_id"]])
     beside = method.join_graph(run_of(config), graph)
     y, _ = communities(0)
-    assert beside.client == 2 and beside.joined.common == 32
-    assert beside.joined.precision[10] > 0.9  # of eight
+    assert beside.client == 2 and beside.common == 32
+    assert beside.precision[10] > 0.9  # of eight
     torch.testing.assert_close(beside.probability.sum(1), torch.ones(90))
     private = slice(40, None)
     right = beside.probability.argmax(1)[private] == y[private]
