@@ -1,19 +1,15 @@
 """nFedGNN: which features a user has, from its latent vectors and its gradients.
 
-A user's latent vector is ``x W + b``, and ``W`` starts from a matrix that the seed decides. Then
-Adam moves a row of ``W`` by gradients that the server itself has sent. A server that guesses that a
-feature is in ``x``, and its size, can compute the feature's row in every round. So each round adds
-as many linear equations for ``x`` as a latent vector has numbers. Without weight decay all rows
-would move alike, and later rounds would tell nothing; with it they do not.
+A user's latent vector is ``x W + b``. ``W`` starts from a matrix of the seed's, and Adam moves
+a row of it by gradients that the server itself has sent. So a server that guesses that a feature is
+in ``x``, and its size, can compute the feature's row in every round, and each round adds as many
+linear equations for ``x`` as a latent vector has numbers. Without weight decay all rows would move
+alike, and later rounds would tell nothing. For a wrong size the equations have no solution.
 
-The attack supposes that all nonzero features of a user are equally large, as in a bag of words. It
-finds their value out: for a wrong value the equations have no solution.
-
-With one layer for all, a server that reads the sums of gradients knows the layer ``W`` of every
-round, because it can step as all users do. Under masks it does not. It can use the seed's first
-weights instead, and it can compare users, because all latent vectors are maps of features by the
-same ``W``. A factorisation of all vectors into features and weights is no use to the server: no
-factor tells which feature is which word.
+With one layer for all, a server that reads the sums of gradients steps as all users do. Under masks
+it can use the seed's first weights instead, and it can compare users, whose latent vectors are maps
+of features by the same ``W``. A factorisation of all vectors into features and weights is no use:
+no factor tells which feature is which word.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -157,12 +153,12 @@ def own_scores(
     taken = dict.fromkeys(drawn, 0)  # the round of the last mean of each
     for request, reply in requests_of(exchanges, RelayRequest):
         latent = reply("relay")
-        for user, local in steps.items():
-            for place in np.flatnonzero(request.users == user):
+        for place, user in enumerate(request.users.tolist()):
+            if user in steps:
                 gradient = request.gradient[place] if request.gradient_round[place] else None
                 average = request.average if taken[user] < request.average_round else None
                 taken[user] = max(taken[user], request.average_round)
-                local.append(Step(gradient, average, latent[place], request.rate))
+                steps[user].append(Step(gradient, average, latent[place], request.rate))
     start = shared_linear_weight(features, settings).numpy().astype(float)
     values = [1 / count for count in range(1, MOST_WORDS + 1)] if sums_to_one else [1.0]
     steps = {user: local for user, local in steps.items() if local}
