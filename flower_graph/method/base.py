@@ -39,12 +39,12 @@ from flower_graph.data.partition.client_graphs import partition_graph
 from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.flower_compat import Mod, NumPyClient
 from flower_graph.outputs.build import build_module
+from flower_graph.outputs.files import Embeddings, Predictions, SavedModels
 from flower_graph.privacy.noise import privacy_mods, require_one_client
 
 if TYPE_CHECKING:
     from flower_graph.audit.attacks import Audit
     from flower_graph.data.partition.statistics import Description
-    from flower_graph.outputs.files import Embeddings, Predictions, SavedModels
     from flower_graph.server.round_loop import RoundLoop
 
 C = TypeVar("C", bound=RunConfig)  # a method's schema

@@ -9,9 +9,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+from torch import Tensor, nn
 
 from flower_graph.config import foreign
+from flower_graph.config.common import RunConfig
 from flower_graph.config.foreign import NOBODY, Trust
 from flower_graph.data.description import DataForm, NewGraph, new_graph
 from flower_graph.errors import OutputError, brief
@@ -32,11 +35,6 @@ from flower_graph.outputs.files import (
 from flower_graph.records.rounds import read_reports
 from flower_graph.storage.files import plain
 from flower_graph.storage.reading import Tree, read_json, reading
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from flower_graph.config.common import RunConfig
 
 __all__ = ["Rounds", "Run", "latest_in", "load_run"]
 

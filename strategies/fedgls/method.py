@@ -5,20 +5,22 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from flwr.app import Context
+from torch import Tensor
 
 from flower_graph.client.learner import SharedModule
 from flower_graph.config.common import checkpoint_settings
+from flower_graph.data.description import NewGraph
 from flower_graph.data.folders.client_folder import clients_path, is_one_graph
 from flower_graph.data.folders.party import RunData, RunFolder, graph_data
 from flower_graph.data.graph import ClientGraph
 from flower_graph.data.sources.datasets import cached_clients
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.flower_compat import NumPyClient
-from flower_graph.method import GraphMethod, Partition
+from flower_graph.method.base import FinishedRun, GraphMethod, Partition
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.client import client_folders
@@ -37,12 +39,6 @@ from flower_graph.strategies.fedgls.config import (
 )
 from flower_graph.strategies.fedgls.modules import StructureModel, draw_learner, predict
 from flower_graph.strategies.fedgls.strategy import StructureClient, StructureFedAvg, check_edges
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from flower_graph.data.description import NewGraph
-    from flower_graph.method.base import FinishedRun
 
 LOG = logging.getLogger(__name__)
 GRAPHLESS, NUM_GRAPHLESS = "graphless", "graphless-clients"  # details of data folders

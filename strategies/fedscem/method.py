@@ -6,7 +6,6 @@ import logging
 import math
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flwr.app import Context
 from torch import Tensor
@@ -19,7 +18,7 @@ from flower_graph.data.folders.party import RunFolder
 from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.flower_compat import Mod, NumPyClient
-from flower_graph.method import GraphMethod
+from flower_graph.method.base import FinishedRun, GraphMethod
 from flower_graph.method.permits import Permits
 from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.noise import ClientNoise, central_noise, client_noise
@@ -42,9 +41,6 @@ from flower_graph.strategies.fedscem.strategy import (
     MaskedEmbeddingAveraging,
     SelfTraining,
 )
-
-if TYPE_CHECKING:
-    from flower_graph.method.base import FinishedRun
 
 LOG = logging.getLogger(__name__)
 Server = MaskedEmbeddingAveraging | ReportedFedAvg

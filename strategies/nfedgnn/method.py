@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from flwr.app import Context
@@ -39,7 +39,7 @@ from flower_graph.data.sources.datasets import DRAWN, cached_data, once, read_ne
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import ConfigError, DataError, RefusedError
 from flower_graph.flower_compat import Mod
-from flower_graph.method import Method, Partition
+from flower_graph.method.base import FinishedRun, Method, Partition
 from flower_graph.method.permits import ALLOW_TRUST, PLAIN
 from flower_graph.models import CentralModel, SplitModel, build_server_model
 from flower_graph.ops.adam import Adam
@@ -59,9 +59,6 @@ from flower_graph.strategies.nfedgnn.config import (
 )
 from flower_graph.strategies.nfedgnn.modules import SplitPairs
 from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay, held_links
-
-if TYPE_CHECKING:
-    from flower_graph.method.base import FinishedRun
 
 ROWS_FOLDER = "rows"  # of the output folder, for users' weights in files
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import checkpoint_settings
-from flower_graph.data.description import check_clients
+from flower_graph.data.description import NewGraph, check_clients
 from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import (
     Clients,
@@ -31,12 +31,13 @@ from flower_graph.data.partition.client_graphs import overlapping_graphs
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import DataError, OutputError
 from flower_graph.flower_compat import NumPyClient
-from flower_graph.method import GraphMethod, Partition
+from flower_graph.method.base import FinishedRun, GraphMethod, Partition
 from flower_graph.ops.procrustes import alignment_precision, orthogonal_procrustes
 from flower_graph.outputs.client import client_folders
 from flower_graph.rng import derive_seed
 from flower_graph.strategies.ppfl.client import (
     EmbeddingClient,
+    EmbeddingModel,
     PublicNodeClient,
     SecureConsensusClient,
 )
@@ -58,11 +59,6 @@ from flower_graph.strategies.ppfl.strategy import (
     ProcrustesAlignment,
     SecureConsensus,
 )
-
-if TYPE_CHECKING:
-    from flower_graph.data.description import NewGraph
-    from flower_graph.method.base import FinishedRun
-    from flower_graph.strategies.ppfl.client import EmbeddingModel
 
 # Section 4.1 (Zhang et al., 2023): 4 clients, 40 % public and 15 % private nodes.
 OVERLAP_FIGURES = ("nodes-per-client", "public-per-client", "private-per-client")
