@@ -207,15 +207,18 @@ class GraphMethod(Method[C, S]):
         """Load the clients' graphs without ``check``."""
         return Clients.of(cached_clients(self.load_graphs, config))
 
-    def hosted(self, config: C, context: Context) -> tuple[list[ClientGraph], RunFolder | None]:
+    def hosted(self, config: C, context: Context) -> tuple[list[ClientGraph], RunFolder]:
+        """Return the graphs of a SuperNode's clients, and what it knows of the ``whole``."""
         folder = client_folder(config, context)
-        graphs = self.graphs(config) if folder is None else graphs_of(folder)
-        here = graphs[share(context, len(graphs))] if folder is None else graphs
-        if folder is not None:
+        if folder is None:
+            graphs, whole = self.graphs(config), self.run_data(config).server
+            here = graphs[share(context, len(graphs))]
+        else:
+            here, whole = graphs_of(folder), folder
             self.check(config, here)
         if config.needs_own_nodes:
             require_one_client(config.privacy, [graph.client for graph in here])
-        return here, folder
+        return here, whole
 
     def run_data(self, config: C) -> RunData:
         """Assign the data to the parties, for ``partition`` and ``whole``."""

@@ -128,10 +128,11 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
     def build_strategy(
         self, config: M, out: Path | None, folder: RunFolder | None = None
     ) -> ModuleFedAvg:
+        whole = self.whole(config, folder)
         strategy = self.strategy_class(
-            self._shared(config, folder),
+            self._shared(config, whole),
             config.strategy,
-            classes=self.outputs(config, folder),
+            classes=self.outputs(config, whole),
             kinds=2 if config.task == LINKS else 0,
             **checkpoint_settings(config, out),
         )
@@ -139,43 +140,41 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         return strategy
 
     def build_client(self, config: M, context: Context, out: Path | None) -> ModuleClient:
-        graphs, folder = self.hosted(config, context)
+        graphs, whole = self.hosted(config, context)
         return self.client_class(
             context,
             graphs,
-            self._shared(config, folder),
+            self._shared(config, whole),
             config.strategy,
             device=config.device,
-            task=self.task(config, folder),
-            **client_folders(context, out, self.whole(config, folder).class_names),
+            task=self.task(config, whole),
+            **client_folders(context, out, whole.class_names),
         )
 
-    def _shared(self, config: M, folder: RunFolder | None) -> SharedModule:
-        sizes = self.whole(config, folder).features, self.outputs(config, folder)
+    def _shared(self, config: M, whole: RunFolder) -> SharedModule:
+        sizes = whole.features, self.outputs(config, whole)
         return SharedModule(self.module(config, *sizes), config.seed, self.local(config))
 
-    def outputs(self, config: M, folder: RunFolder | None) -> int:
+    def outputs(self, config: M, whole: RunFolder) -> int:
         """Return how many numbers the module gives a node: classes, or those of its row."""
-        is_links = config.task == LINKS
-        return config.model.hidden if is_links else self.whole(config, folder).classes
+        return config.model.hidden if config.task == LINKS else whole.classes
 
-    def task(self, config: M, folder: RunFolder | None = None) -> NodeTask:
+    def task(self, config: M, whole: RunFolder | None = None) -> NodeTask:
         if config.task == VALUES:
-            return ValueTask(self._scale(config, folder))
+            return ValueTask(self._scale(config, whole))
         if config.task != LINKS:
             return NODES
         how = config.links
         seed = config.seed if how.seed is None else how.seed
         return LinkTask(how.val, how.test, seed, how.decoder)
 
-    def _scale(self, config: M, folder: RunFolder | None) -> Scale:
-        if folder is None:
+    def _scale(self, config: M, whole: RunFolder | None) -> Scale:
+        if whole is None or not whole.path.name:  # it is no folder
             return scale_of(self.graphs(config))
-        form = DataForm.from_json(folder.detail(DATA_FORM, dict))
+        form = DataForm.from_json(whole.detail(DATA_FORM, dict))
         if form.scale is None:
-            raise DataError(
-                f"{folder.path}: it says no scale of numbers, which task={VALUES} needs"
-            )
+            words = f"it says no scale of numbers, which task={VALUES} needs"
+            raise DataError(f"{whole.path}: {words}")
         return form.scale
 
     def baselines(self, config: M, folder: RunFolder | None = None) -> Figures:

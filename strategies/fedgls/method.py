@@ -82,20 +82,21 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
     def build_strategy(
         self, config: FedGLSConfig, out: Path | None, folder: RunFolder | None = None
     ) -> ReportedFedAvg:
-        how, settings = config.strategy, structure_settings(config, folder)
+        how, whole = config.strategy, self.whole(config, folder)
+        settings = structure_settings(config, whole)
         local = checkpoint_settings(config, out)
         if how.name == FEDPROTO:
             shared, classes = _prototypes(config, settings), settings.num_classes
             return ModuleFedAvg(shared, how, classes=classes, **local)
-        nodes = self.whole(config, folder).detail(NUM_NODES, int)
+        nodes = whole.detail(NUM_NODES, int)
         strategy = make_robust(StructureFedAvg, how, settings, num_nodes=nodes, **local)
         strategy.central_noise = central_noise(config.privacy, config.rounds)
         return strategy
 
     def build_client(self, config: FedGLSConfig, context: Context, out: Path | None) -> NumPyClient:
-        graphs, folder = self.hosted(config, context)
-        settings = structure_settings(config, folder)
-        local = client_folders(context, out, self.whole(config, folder).class_names)
+        graphs, whole = self.hosted(config, context)
+        settings = structure_settings(config, whole)
+        local = client_folders(context, out, whole.class_names)
         local["device"] = config.device
         if config.strategy.name == FEDPROTO:
             shared = _prototypes(config, settings)
@@ -121,7 +122,7 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         data = self.run_data(config, true_edges=true_edges)
         return super().partition(config)._replace(data=data, note=note, paper=paper_sizes(config))
 
-    def run_data(self, config: FedGLSConfig, *, true_edges: bool = False) -> RunData:
+    def run_data(self, config: FedGLSConfig, *, true_edges: bool = True) -> RunData:
         """Give each client its graph, and the server the counts and the graphless clients."""
         # A graphless client's true edges are in its folder only with `true_edges`; only the server
         # learns which clients are graphless.
@@ -183,11 +184,10 @@ def _check_mix(clients: int, graphless: int, config: FedGLSConfig) -> None:
         LOG.warning("all %d clients are graphless: %s", clients, as_knn)
 
 
-def structure_settings(config: FedGLSConfig, folder: RunFolder | None = None) -> StructureSettings:
+def structure_settings(config: FedGLSConfig, whole: RunFolder) -> StructureSettings:
     """Return the settings that server and clients must share."""
-    whole, strategy = METHOD.whole(config, folder), config.strategy
-    graphless = whole.detail(NUM_GRAPHLESS, int)
-    if folder is not None:
+    strategy, graphless = config.strategy, whole.detail(NUM_GRAPHLESS, int)
+    if whole.path.name:  # a folder; in a simulation all graphs were checked
         _check_mix(whole.num_clients, graphless, config)
     if strategy.name == FEDGLS and graphless == whole.num_clients:
         strategy = replace(strategy, name=FED_KNN)

@@ -73,7 +73,7 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
     def build_strategy(
         self, config: FedSCemConfig, out: Path | None, folder: RunFolder | None = None
     ) -> Server:
-        how, settings = config.strategy, ego_settings(config, folder)
+        how, settings = config.strategy, ego_settings(config, self.whole(config, folder))
         options = checkpoint_settings(config, out)
         if how.name == FEDSCEM:
             return MaskedEmbeddingAveraging(settings, how, **options)
@@ -85,10 +85,10 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
     def build_client(
         self, config: FedSCemConfig, context: Context, out: Path | None
     ) -> NumPyClient:
-        egos, folder = self.hosted(config, context)
-        how = client_folders(context, out, self.whole(config, folder).class_names)
+        egos, whole = self.hosted(config, context)
+        how = client_folders(context, out, whole.class_names)
         how["device"] = config.device
-        settings = ego_settings(config, folder)
+        settings = ego_settings(config, whole)
         if config.strategy.name != FEDSCEM:
             kind = SageClient if config.strategy.name in SAGE else EgoModelClient
             averages = config.strategy.name in ("fed-sage", *AVERAGING)
@@ -131,9 +131,9 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
 METHOD = FedSCem()
 
 
-def ego_settings(config: FedSCemConfig, folder: RunFolder | None = None) -> EgoSettings:
+def ego_settings(config: FedSCemConfig, whole: RunFolder | None = None) -> EgoSettings:
     """Collect the settings of the clients' training, which the server sends."""
-    whole = METHOD.whole(config, folder)
+    whole = whole or METHOD.whole(config)
     return _settings(config, whole.features, whole.classes)
 
 

@@ -91,8 +91,7 @@ class PPFL(GraphMethod[PPFLConfig, ProcrustesAlignment]):
 
     def build_client(self, config: PPFLConfig, context: Context, out: Path | None) -> NumPyClient:
         require_gensim(config)
-        here, folder = self.hosted(config, context)
-        whole = self.whole(config, folder)
+        here, whole = self.hosted(config, context)
         classes, names = whole.classes, whole.class_names
         members = [make_member(graph, config, classes, names) for graph in here]
         where: dict[str, Any] = client_folders(context, out)
