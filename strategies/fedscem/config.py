@@ -1,11 +1,9 @@
 """Settings of FedSCem and its baselines: one ego-network per client."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from flower_graph.config.common import (
     EGO_NETWORKS,
@@ -28,9 +26,6 @@ from flower_graph.config.rules import (
 from flower_graph.config.schema import section, setting
 from flower_graph.method.trust import OpenedSums, check_trust
 from flower_graph.secure.node_config import FEWEST_PARTIES
-
-if TYPE_CHECKING:
-    from flower_graph.data.graph import ClientGraph
 
 APP = "fedscem"
 FEDSCEM = "masked-embedding-averaging"
@@ -187,7 +182,7 @@ class FedSCemConfig(RunConfig):
         keys = "exchange keys and " if self.masks_sums else ""
         return f"first clients {keys}find the nodes that they share ({self.strategy.alignment})"
 
-    def local_steps(self, graphs: Sequence[ClientGraph]) -> float:
+    def local_steps(self, graphs: Sequence[Any]) -> float:
         how = self.strategy
         is_ours, size = how.name == FEDSCEM, how.batch_size or sys.maxsize
         sizes = [ego.nodes.numel() for ego in graphs] if is_ours else []

@@ -257,17 +257,6 @@ def test_few_words_are_found_exactly_and_so_is_their_value(count: int, bias: boo
     assert set(np.argsort(-scores)[:count]) == set(np.flatnonzero(x))
 
 
-@pytest.mark.parametrize(("decay", "least", "most"), [(0.0, 1, SIZE + 1), (5e-4, 2 * SIZE + 1, 96)])
-def test_without_weight_decay_later_rounds_tell_nothing_new(
-    decay: float, least: int, most: int
-) -> None:
-    how = HOW._replace(weight_decay=decay)
-    rows = attack.course(start_of(how), 0.2, how, followed(user(5), how))
-    matrix, _ = attack.equations(rows, np.zeros((ROUNDS, SIZE)), FEATURES)
-    # All rows move alike: besides the first latent's equations there is but their number.
-    assert least <= np.linalg.matrix_rank(matrix, tol=1e-8) <= most
-
-
 def test_averaged_weights_are_taken_over() -> None:
     average = np.full((FEATURES + 1, SIZE), np.nan)
     average[2] = 0.5
