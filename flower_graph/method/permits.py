@@ -47,8 +47,6 @@ USUAL_DELTA = 1e-5  # with `most-epsilon`, which promises nothing at a delta nea
 FLOORS = ("least-", "most-", "allow-", "differ-")
 PLAIN = "plain"  # the server reads what each SuperNode sends
 FORMS = (PLAIN, *TRUST)
-_NOISED = ("privacy.epsilon", "privacy.form", "privacy.measurements")
-_READ = ("strategy.name", "strategy.aggregation", "strategy.alignment", "strategy.share")
 Given = Mapping[str, UserConfigValue]
 
 
@@ -69,36 +67,34 @@ def _words(given: Given, key: str, allowed: tuple[str, ...] = ()) -> tuple[str, 
     return tuple(filter(None, words))
 
 
-def _limit(read: Callable[..., object], *settings: str, default: object = None) -> Any:
-    """Declare a limit, whose key in the node config is the field's name with dashes.
-
-    ``settings`` of a run, which are the server's, are those that the promise depends on. All that a
-    server could turn to learn more is in one of them: a test knows every other key of every method.
-    """
-    return field(default=default, metadata={"read": read, "settings": settings})
+def _limit(read: Callable[..., object], default: object = None) -> Any:
+    """Declare a limit, whose key in the node config is the field's name with dashes."""
+    return field(default=default, metadata={"read": read})
 
 
 @dataclass(frozen=True)
 class Permits:
-    """The limits of a SuperNode; None: there is no limit."""
+    """The limits of a SuperNode; None: there is no limit.
+
+    All that a server could turn to learn more is a setting that a limit is on: a test knows every
+    other key of every method.
+    """
 
     # A budget for the whole run; noise over sensitivity; the length of vectors before the noise;
     # the chance that the budget does not hold
-    most_epsilon: float | None = _limit(_number, *_NOISED, "privacy.delta", "rounds")
-    least_noise: float | None = _limit(_number, *_NOISED)
-    most_clip: float | None = _limit(_number, *_NOISED, "privacy.clipping_norm")
-    most_delta: float | None = _limit(partial(_number, below=1), *_NOISED, "privacy.delta")
+    most_epsilon: float | None = _limit(_number)
+    least_noise: float | None = _limit(_number)
+    most_clip: float | None = _limit(_number)
+    most_delta: float | None = _limit(partial(_number, below=1))
     # Clients of a masked sum; SuperNodes by which two sums differ; clients that hold a summed node
-    least_clients: int | None = _limit(least_clients, *_READ)
-    differ_by: int | None = _limit(differ_by, "strategy.differ_by", "strategy.trust", *_READ)
-    least_holders: int = _limit(least_holders, "strategy.least_holders", default=LEAST_HOLDERS)
+    least_clients: int | None = _limit(least_clients)
+    differ_by: int | None = _limit(differ_by)
+    least_holders: int = _limit(least_holders, LEAST_HOLDERS)
     # Points of a SuperNode that a key-holder, who alone says how much it works, multiplies
-    most_points: int = _limit(most_points, default=MOST_POINTS)
-    allow_trust: tuple[str, ...] = _limit(
-        partial(_words, allowed=FORMS), "strategy.trust", *_READ, default=FORMS
-    )
+    most_points: int = _limit(most_points, MOST_POINTS)
+    allow_trust: tuple[str, ...] = _limit(partial(_words, allowed=FORMS), FORMS)
     # None: no path of the run's and no download
-    data: tuple[str, ...] | None = _limit(_words, "data.name", "data.add", "data.root")
+    data: tuple[str, ...] | None = _limit(_words)
 
     @classmethod
     def of(cls, node_config: Given) -> Permits:
