@@ -97,8 +97,12 @@ def load_config(
             later = {key for _, other in layers[1:] for key in other}
             trust.admit_settings({k: v for k, v in settings.items() if k not in later}, where)
             layers[0] = source, as_text(settings)
-        elif not environment:
-            _refuse_interpolation(settings, where)
+            continue
+        for key, value in () if environment else settings.items():
+            # After plain references are removed, any other is a resolver, or hides one
+            if "${" in _REFERENCE.sub("", repr(value)):
+                words = f"{key}: {brief(value)}: in a run config ${{...}} names other settings"
+                raise ConfigError(f"{words} alone{where}", key=key)
     app = next((settings["app"] for _, settings in layers[::-1] if "app" in settings), DEFAULT)
     if not isinstance(app, str):
         raise ConfigError(f"app: {show(app)} is not text")
@@ -145,14 +149,6 @@ def to_dict(config: RunConfig) -> dict[str, object]:
 def to_yaml(config: RunConfig) -> str:
     """Return the settings as YAML text that `load_config` reads back to the same settings."""
     return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
-
-
-def _refuse_interpolation(settings: dict[str, object], where: str) -> None:
-    for key, value in settings.items():
-        # After plain references are removed, any other is a resolver, or hides one.
-        if "${" in _REFERENCE.sub("", repr(value)):
-            words = f"{key}: {brief(value)}: in a run config ${{...}} names other settings alone"
-            raise ConfigError(f"{words}{where}", key=key)
 
 
 Layer = tuple[str, dict[str, object]]  # a source, "" for an override; settings by dotted key

@@ -59,7 +59,10 @@ def _comparison(compared: Comparison, shown: Sequence[tuple[Tree, list[Run], See
         ends = {name[-LETTERS:]: interval for name, interval in figures.items()}
         draw = partial(plots.draw_intervals, figures=ends, label="mean ± deviation")
         pictures[f"Test at the best validation: {name}"] = svg(draw, 1.3 + 0.3 * len(ends))
-    curves = {row["run"]: _of_seeds(seeds, row["metric"], "test") for row, _, seeds in shown}
+    curves = {
+        row["run"]: [[one.score(row["metric"], "test") for one in reports] for reports in seeds]
+        for row, _, seeds in shown
+    }
     return {
         "table": compared.table(all_settings=True).to_dict("split"),
         "words": compared.about()[1:],
@@ -71,10 +74,6 @@ def _read(row: Tree) -> tuple[list[Run], Seeds]:
     """Return the finished runs of a row, one a seed, and the reports of each."""
     runs = [one for one in Run(row["path"]).each if (one.path / RESULT).is_file()]
     return runs, [rounds.read_reports(one.path / METRICS) for one in runs]
-
-
-def _of_seeds(seeds: Seeds, metric: str, role: str) -> list[list[float]]:
-    return [[one.score(metric, role) for one in reports] for reports in seeds]
 
 
 def _section(row: Tree, runs: Sequence[Run], seeds: Seeds) -> Tree:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import lru_cache, partial
@@ -158,20 +158,6 @@ class Permits:
         what = f"is {form}, with differ_by={apart}"
         keep("differ-by", differ is None or apart >= differ, what)
 
-    def allows_data(self, name: str) -> bool:
-        """Return whether a run may use a data set, a file or a folder.
-
-        A file or folder is allowed if `data` names it or a folder above it.
-        """
-        if self.data is None:
-            return False
-        path = file_path(name) or folder_path(name)
-        if path is None:
-            return name in self.data
-        asked = path.expanduser().resolve()
-        paths = [Path(one).expanduser() for one in self.data]
-        return any(asked.is_relative_to(one.resolve()) for one in paths if one.is_absolute())
-
 
 LIMITS = {one.name.replace("_", "-"): one for one in fields(Permits)}
 
@@ -240,12 +226,20 @@ def _refuse_paths(config: RunConfig, permits: Permits, *, named_here: bool) -> N
         raise _no_path("data.root")
     asked = {"data.name": data.name, "data.add": getattr(data, "add", None)}
     for key, name in asked.items():
-        if name and permits.data is not None and not permits.allows_data(name):
+        if name and permits.data is not None and not _names(permits.data, name):
             raise RefusedError(f"{key}: is not among the data that this SuperNode may read")
         # A name that no data set has is refused as a path is, so that whether a file has it stays
         is_set = key == "data.name" and NAMED.fullmatch(data.name) and is_known(data.name)
         if name and permits.data is None and not is_set:
             raise _no_path(key)
+
+
+def _names(allowed: Sequence[str], name: str) -> bool:
+    """Return whether some names have a data set, a file or folder, or a folder above it."""
+    if (path := file_path(name) or folder_path(name)) is None:
+        return name in allowed
+    asked, paths = path.expanduser().resolve(), [Path(one).expanduser() for one in allowed]
+    return any(asked.is_relative_to(one.resolve()) for one in paths if one.is_absolute())
 
 
 def _no_path(key: str) -> ConfigError:

@@ -85,7 +85,8 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
         else:
             classes = {"num_classes": folder.classes, "classes": folder.class_names}
             data = SimpleNamespace(**folder.tensors, **classes)
-        width, is_links = row_size(config), config.task == LINKS
+        how, is_links = config.model, config.task == LINKS
+        width = how.hidden * (how.heads if how.name == "gat" else 1)  # of a row, for links
         split = split_model(config, width if is_links else int(data.num_classes))
         model: nn.Module = split
         if is_links and config.links.decoder == MLP:
@@ -164,11 +165,6 @@ def split_model(config: NFedGNNConfig, classes: int) -> SplitModel:
     """Build the server's part of the network with its first weights."""
     how = {name: getattr(config.model, name) for name in ("hidden", "heads", "dropout")}
     return build_server_model(config.model.name, classes=classes, seed=config.seed, **how)
-
-
-def row_size(config: NFedGNNConfig) -> int:
-    """Return how many numbers the server's model gives a node where links are learnt."""
-    return config.model.hidden * (config.model.heads if config.model.name == "gat" else 1)
 
 
 def hosted_users(config: NFedGNNConfig, context: Context) -> tuple[Tensor, Tensor]:
