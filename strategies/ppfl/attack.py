@@ -1,7 +1,7 @@
 """Attacks on PPFL-GNN: find edges between public nodes, and the owners of private nodes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ from flower_graph.audit.attacks import (
 from flower_graph.audit.deviating import of_sums
 from flower_graph.config.rules import require
 from flower_graph.data.folders.client_folder import clients_path
-from flower_graph.data.graph import ClientGraph
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError
 from flower_graph.ops.peers import cosine_similarities
@@ -33,15 +32,9 @@ from flower_graph.wire.codec import split_rows
 # Most pairs without an edge that are compared with pairs that have one
 PAIRS = 20_000
 Pairs = NDArray[np.int64]  # [e, 2] places of public nodes
+Nodes = NDArray[np.int64]
+Edges = NDArray[np.bool_]  # [n, n] of the whole graph, symmetric
 Near = Mapping[int, NDArray[np.float64]]  # cosines of public nodes, [p, p], by client
-
-
-class Graph(NamedTuple):
-    """The true graph, to score the attacks."""
-
-    edges: NDArray[np.bool_]  # [n, n], symmetric
-    public: NDArray[np.int64]  # [p] nodes that all clients hold, in the order of their embeddings
-    owner: NDArray[np.int64]  # [n] the client that holds a node alone; -1 for others
 
 
 def last_rows(exchanges: Sequence[Exchange], *, sent: bool) -> dict[int, NDArray[np.floating]]:
@@ -61,13 +54,23 @@ def last_rows(exchanges: Sequence[Exchange], *, sent: bool) -> dict[int, NDArray
     return result
 
 
-def attack(exchanges: Sequence[Exchange], graph: Graph, rng: np.random.Generator) -> list[Finding]:
-    """Guess the edges between public nodes, and each client's private nodes."""
+def attack(
+    exchanges: Sequence[Exchange],
+    edges: Edges,
+    public: Nodes,
+    owner: Nodes,
+    rng: np.random.Generator,
+) -> list[Finding]:
+    """Guess the edges between public nodes, and each client's private nodes.
+
+    ``public``: ``[p]`` nodes that all clients hold, in the order of their embeddings; ``owner``:
+    ``[n]`` the client that holds a node alone, -1 for others.
+    """
     seen = last_rows(exchanges, sent=True) or last_rows(exchanges, sent=False)
     if not seen:
         raise ValueError("neither embeddings nor means were recorded; two rounds are needed")
     near = {client: cosine_similarities(rows) for client, rows in seen.items()}
-    inner = graph.edges[np.ix_(graph.public, graph.public)]
+    inner = edges[np.ix_(public, public)]
     upper = np.triu(np.ones_like(inner), 1)
 
     def pairs(chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -76,32 +79,32 @@ def attack(exchanges: Sequence[Exchange], graph: Graph, rng: np.random.Generator
         return found if is_few else found[rng.choice(len(found), PAIRS, replace=False)]
 
     # Where a client has a private node between two public nodes that nothing public joins
-    edges, absent = np.argwhere(inner & upper), pairs(~inner)
+    joined = np.argwhere(inner & upper), pairs(~inner)
     apart, private = ~inner & ~_joined(inner), []
     for client in near:
-        behind = _joined(graph.edges[np.ix_(graph.public, graph.owner == client)])
+        behind = _joined(edges[np.ix_(public, owner == client)])
         no = pairs(apart & ~behind)
         private.append((np.argwhere(apart & behind & upper), no))
     name = "between which public nodes a client has a private one (no public one, no edge)"
     return [
-        _ranked("which public nodes have an edge", near, [(edges, absent)] * len(near)),
+        _ranked("which public nodes have an edge", near, [joined] * len(near)),
         _ranked(name, near, private),
-        _owners(near, graph),
+        _owners(near, edges, public, owner),
     ]
 
 
-def _owners(near: Near, graph: Graph) -> Finding:
+def _owners(near: Near, edges: Edges, public: Nodes, owner: Nodes) -> Finding:
     clients = sorted(near)
     scores, truth = [], []
-    for node in np.flatnonzero(graph.owner >= 0):
-        beside = np.flatnonzero(graph.edges[node, graph.public])
+    for node in np.flatnonzero(owner >= 0):
+        beside = np.flatnonzero(edges[node, public])
         if beside.size < 2:
             continue
         first, second = np.triu_indices(beside.size, 1)
         mean = [float(near[c][beside[first], beside[second]].mean()) for c in clients]
         # Rounded, so that equal embeddings are a tie, not a coin toss of the last bit.
         scores.append(np.round(np.array(mean) - np.mean(mean), 9))
-        truth.append([client == graph.owner[node] for client in clients])
+        truth.append([client == owner[node] for client in clients])
     if not scores:
         raise ValueError("no private node has two public neighbours: nothing can be asked")
     name = "whose a private node is, whose public neighbours are known"
@@ -155,19 +158,13 @@ class EmbeddingAudit(Audit[PPFLConfig]):
         return of_sums(lambda strategy: strategy.sums.server)
 
     def attack(self, config: PPFLConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
-        return attack(grid.exchanges, _true_graph(config, method.graphs(config)), audit_rng(config))
-
-
-def _true_graph(config: PPFLConfig, graphs: Sequence[ClientGraph]) -> Graph:
-    data = cached_data(config)
-    count = int(data.num_nodes)
-    edges = np.zeros((count, count), bool)
-    source, target = data.edge_index.numpy()
-    edges[source, target] = edges[target, source] = True
-    np.fill_diagonal(edges, False)
-    owner = np.full(count, -1)
-    for graph in graphs:
-        assert graph.public is not None
-        public, private = (graph.nodes[chosen].numpy() for chosen in (graph.public, ~graph.public))
-        owner[private] = graph.client
-    return Graph(edges, public, owner)
+        data, graphs = cached_data(config), method.graphs(config)
+        n = int(data.num_nodes)
+        edges, owner = np.zeros((n, n), bool), np.full(n, -1)
+        source, target = data.edge_index.numpy()
+        edges[source, target] = edges[target, source] = True
+        np.fill_diagonal(edges, False)
+        for graph in graphs:
+            owner[graph.nodes[~graph.public]] = graph.client
+        public = graphs[0].nodes[graphs[0].public].numpy()
+        return attack(grid.exchanges, edges, public, owner, audit_rng(config))
