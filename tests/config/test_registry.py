@@ -260,16 +260,13 @@ def test_a_key_is_a_setting(words, key, value):
 
 
 SECURE = "overrides='strategy.alignment=secure'"
-OVER_ALL = "overrides='strategy.average_over=all'"
 # What is given, and the key that is blamed: of the run config, of the settings, or only the latter
 BAD = {
     "local-epochs=2": "strategy.local_epochs",
     "config='ppfl/cora-linqs-gat' learning-rate=0.1": "strategy.learning_rate",
-    "num-server-rounds=0": "rounds: 0",
     "num-server-rounds='ten'": "rounds: 'ten'",
     "fraction-train=1.5": "strategy.participation: 1.5",
     "strategy-name='fedavg'": "strategy.name: 'fedavg'",
-    f"config='nfedgnn/cora-averaged' fraction-train=0.5 {OVER_ALL}": "strategy.participation",
     f"config='ppfl/cora-linqs-gat' fraction-train=0.5 {SECURE}": "strategy.participation",
     "num-server-rounds=2 overrides='rounds=2 strategy.nmae=x'": "strategy.nmae: ",
     "local-epochs=2 overrides='sede=1'": "sede: ",
