@@ -23,9 +23,8 @@ from flower_graph.audit.deviating import of_sums
 from flower_graph.config.rules import require
 from flower_graph.data.folders.client_folder import clients_path
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.errors import ConfigError
 from flower_graph.ops.peers import cosine_similarities
-from flower_graph.strategies.ppfl.config import LOCAL, SECURE, PPFLConfig
+from flower_graph.strategies.ppfl.config import ALIGNED, SECURE, PPFLConfig
 from flower_graph.wire import keys
 from flower_graph.wire.codec import split_rows
 
@@ -133,12 +132,11 @@ class EmbeddingAudit(Audit[PPFLConfig]):
         "nearest to each other. In the secure form the server takes the common mean for the "
         "embeddings of each client, so that whose a node is stays a guess by construction.",
     )
-
+    audited = (ALIGNED,)  # with the other nothing is sent
     shorter = ("judge.every=1000000", "judge.mlp=false")
 
     def refuse(self, config: PPFLConfig) -> None:
-        if config.strategy.name == LOCAL:
-            raise ConfigError(f"strategy.name: {LOCAL} has no audit: its clients send nothing")
+        super().refuse(config)
         allowed = "a data set or a file: the audit judges by the whole graph"
         require(clients_path(config.data) is None, "data.name", config.data.name, allowed)
 
