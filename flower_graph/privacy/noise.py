@@ -230,13 +230,13 @@ class CentralNoise:
 
     def clip(self, model: ArrayRecord, replies: Sequence[Message]) -> None:
         """Clip each client's change of the model, and let each client count once."""
-        before = flat(model.values())
+        before = flat([model])
         for reply in replies:
             # However many nodes a client has: otherwise one could dominate the mean.
             for record in reply.content.metric_records.values():
                 record[NUM_EXAMPLES] = 1
             (sent,) = reply.content.array_records.values()
-            change = (flat(sent.values()) - before)[None]
+            change = (flat([sent]) - before)[None]
             put_numbers(reply, before + clipped(change, self.clipping_norm)[0])
 
     def blur(self, mean: ArrayRecord, clients: int) -> None:
@@ -275,7 +275,7 @@ class PrivateRows:
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if message.metadata.message_type != PROTECTED:
             reply = call_next(message, context)
-            if reply.has_content() and _numbers(reply).any():
+            if reply.has_content() and flat(reply.content.array_records.values()).any():
                 raise RefusedError(f"{message.metadata.message_type}: its arrays have no noise")
             return reply
         self.check(message)
@@ -307,12 +307,8 @@ class PrivateReplies(PrivateRows):
     """A Flower mod for replies of one client: noise on how far its arrays are from the server's.
 
     What the client measured is withheld, if the noise says so. More than one client behind one
-    reply is refused: they would be clipped and get noise as if they were one.
-
-    Parameters
-    ----------
-    noise : ClientNoise
-        As of ``PrivateRows``.
+    reply is refused: they would be clipped and get noise as if they were one. The argument is that
+    of ``PrivateRows``.
     """
 
     def check(self, message: Message) -> None:
@@ -324,7 +320,7 @@ class PrivateReplies(PrivateRows):
         clients = reply.content.metric_records.get(METRICS, MetricRecord()).get(CLIENTS, 1)
         if clients != 1:
             raise RefusedError(f"it speaks for {brief(clients, 20)} clients; {ONE_EACH}")
-        before, after = _numbers(message), _numbers(reply)
+        before, after = (flat(one.content.array_records.values()) for one in (message, reply))
         if before.shape != after.shape:
             raise RefusedError(f"{after.size} numbers for the {before.size} that came")
         change = self.noise.protect((after - before)[None])[0]
@@ -386,14 +382,10 @@ def put_numbers(message: Message, values: NDArray[np.generic]) -> None:
         message.content[name] = new
 
 
-def _numbers(message: Message) -> NDArray[np.float64]:
-    return flat(array for one in message.content.array_records.values() for array in one.values())
-
-
-def flat(arrays: Iterable[Array]) -> NDArray[np.float64]:
-    """Return the numbers of some arrays as one vector."""
-    result = [np.asarray(array.numpy(), np.float64).ravel() for array in arrays]
-    return np.concatenate([np.zeros(0), *result])
+def flat(records: Iterable[ArrayRecord]) -> NDArray[np.float64]:
+    """Return the numbers of all arrays of some records as one vector."""
+    arrays = (array.numpy() for record in records for array in record.values())
+    return np.concatenate([np.zeros(0), *(np.asarray(one, np.float64).ravel() for one in arrays)])
 
 
 def _entry(message: Message, key: str) -> object:
