@@ -19,16 +19,7 @@ from flower_graph.errors import OutputError, one_line
 from flower_graph.method.run import Run
 from flower_graph.outputs.files import as_text
 from flower_graph.records.rounds import WAYS, format_bytes, merit
-from flower_graph.report.result import (
-    describe,
-    differences,
-    holm,
-    metrics_of,
-    metrics_shown,
-    paired,
-    tested,
-    with_spread,
-)
+from flower_graph.report import result as results
 from flower_graph.storage.files import plain
 from flower_graph.storage.reading import Tree, reading
 from flower_graph.wire.keys import VALUE_SCORES
@@ -130,9 +121,9 @@ def _read(run: Run) -> Tree:
     """Return what is compared of the run of one seed."""
     result: Tree = run.result
     with reading(run.path / RESULT, OutputError, "not the result of a run"):
-        config, metrics = result["config"], metrics_of(result["config"])
+        config, metrics = result["config"], results.metrics_of(result["config"])
         given = {f"val-{metrics[0]}": result.get(f"best-val-{metrics[0]}")}
-        for name in dict.fromkeys([*metrics, *metrics_shown(config)]):
+        for name in dict.fromkeys([*metrics, *results.metrics_shown(config)]):
             given[f"test-{name}"] = result.get(f"test-{name}-at-best-val")
         for way in WAYS:
             given[way] = sum(result.get("bytes", {}).get(way, {}).values())
@@ -152,7 +143,7 @@ def _read(run: Run) -> Tree:
             "settings": settings,
             "judged-on": _word([metrics[0], settings.get("data.name"), digest, drawn]),
             "figures": {key: or_nan(value) for key, value in given.items()},
-            "baselines": tested(result),
+            "baselines": results.tested(result),
         }
 
 
@@ -164,7 +155,9 @@ def or_nan(value: float | None) -> float:
 def _row(name: str, path: Path, seeds: Sequence[Tree]) -> Tree:
     first, metric = seeds[0], seeds[0]["metric"]
     names = dict.fromkeys(key for one in seeds for key in one["figures"])
-    figures = {key: describe([one["figures"].get(key, math.nan) for one in seeds]) for key in names}
+    figures = {
+        key: results.describe([one["figures"].get(key, math.nan) for one in seeds]) for key in names
+    }
     common = [key for key in first["baselines"] if all(key in one["baselines"] for one in seeds)]
     baselines = {key: fmean(one["baselines"][key] for one in seeds) for key in common}
     # Equal means over clients may differ in their last digits.
@@ -187,11 +180,11 @@ def _test(rows: Sequence[Tree]) -> None:
     rows[0]["is-reference"] = True
     reference, found = _by_seed(rows[0]), list[Tree]()
     for row in rows[1:]:
-        if apart := differences(_by_seed(row), reference):
+        if apart := results.differences(_by_seed(row), reference):
             values, seeds = [*apart.values()], [seed for seed, _ in apart]
-            row["difference"] = describe(values) | {"seeds": seeds} | paired(values)
+            row["difference"] = results.describe(values) | {"seeds": seeds} | results.paired(values)
             found.append(row["difference"])
-    for one, chance in zip(found, holm([one["p"] for one in found]), strict=True):
+    for one, chance in zip(found, results.holm([one["p"] for one in found]), strict=True):
         one["holm"] = chance
 
 
@@ -376,7 +369,7 @@ def _shown(name: str, figure: Tree | None, sign: str = "") -> str:
     if name in COSTS:
         return f"{mean:.0f}" if name == ROUNDS else f"{mean:.1f}"
     metric = name.partition("-")[2]  # of test-mse
-    return (sign if mean >= 0 else "") + with_spread(figure, metric)
+    return (sign if mean >= 0 else "") + results.with_spread(figure, metric)
 
 
 def _beaten(row: Tree) -> str:

@@ -27,17 +27,7 @@ from flower_graph.handed import handed_over
 from flower_graph.method.load import is_file_name, load_config, parse_overrides
 from flower_graph.method.trust import OpenedSums, TrustSection
 from flower_graph.privacy.noise import multiplier_of
-from flower_graph.secure.node_config import (
-    LEAST_HOLDERS,
-    MALICIOUS_SERVER,
-    MOST_POINTS,
-    SEMI_HONEST,
-    TRUST,
-    differ_by,
-    least_clients,
-    least_holders,
-    most_points,
-)
+from flower_graph.secure import node_config
 from flower_graph.storage.files import DATA_FOLDER, named
 from flower_graph.wire.client_errors import is_own_machine, on_ray
 
@@ -46,7 +36,7 @@ USUAL_DELTA = 1e-5  # with `most-epsilon`, which promises nothing at a delta nea
 # Beginnings of keys that can only be misspelt limits
 FLOORS = ("least-", "most-", "allow-", "differ-")
 PLAIN = "plain"  # the server reads what each SuperNode sends
-FORMS = (PLAIN, *TRUST)
+FORMS = (PLAIN, *node_config.TRUST)
 Given = Mapping[str, UserConfigValue]
 
 
@@ -87,24 +77,24 @@ class Permits:
     most_clip: float | None = _limit(_number)
     most_delta: float | None = _limit(partial(_number, below=1))
     # Clients of a masked sum; SuperNodes by which two sums differ; clients that hold a summed node
-    least_clients: int | None = _limit(least_clients)
-    differ_by: int | None = _limit(differ_by)
-    least_holders: int = _limit(least_holders, LEAST_HOLDERS)
+    least_clients: int | None = _limit(node_config.least_clients)
+    differ_by: int | None = _limit(node_config.differ_by)
+    least_holders: int = _limit(node_config.least_holders, node_config.LEAST_HOLDERS)
     # Points of a SuperNode that a key-holder, who alone says how much it works, multiplies
-    most_points: int = _limit(most_points, MOST_POINTS)
+    most_points: int = _limit(node_config.most_points, node_config.MOST_POINTS)
     allow_trust: tuple[str, ...] = _limit(partial(_words, allowed=FORMS), FORMS)
     # None: no path of the run's and no download
     data: tuple[str, ...] | None = _limit(_words)
 
     @classmethod
-    def of(cls, node_config: Given) -> Permits:
+    def of(cls, given: Given) -> Permits:
         """Read the limits of a node config; ``ConfigError`` names a key that cannot be used."""
-        for key in node_config:
+        for key in given:
             if key.startswith(FLOORS) and key not in LIMITS:
                 near = get_close_matches(key, LIMITS, 1, 0)
                 raise ConfigError(f"node-config {key}: is unknown; the nearest is {near[0]}")
-        asked = {key: one for key, one in LIMITS.items() if node_config.get(key) is not None}
-        read = {one.name: one.metadata["read"](node_config, key=key) for key, one in asked.items()}
+        asked = {key: one for key, one in LIMITS.items() if given.get(key) is not None}
+        read = {one.name: one.metadata["read"](given, key=key) for key, one in asked.items()}
         return cls(**({"most_delta": USUAL_DELTA} if "most_epsilon" in read else {}) | read)
 
     @property
@@ -148,13 +138,14 @@ class Permits:
 
         form, differ = PLAIN, None if self.noises else self.differ_by
         if not config.sends_singly:
-            form = how.trust if isinstance(how, TrustSection) else SEMI_HONEST
+            form = how.trust if isinstance(how, TrustSection) else node_config.SEMI_HONEST
         keep(ALLOW_TRUST, form in self.allow_trust, f"is {form}")
         keep("least-clients", self.least_clients is None or form != PLAIN, f"is {form}")
         holders = how.least_holders if isinstance(how, OpenedSums) else self.least_holders
         keep("least-holders", holders >= self.least_holders, f"has least_holders={holders}")
         # Under other trust the server chooses the sums
-        apart = how.differ_by if isinstance(how, OpenedSums) and form == MALICIOUS_SERVER else 0
+        is_kept = form == node_config.MALICIOUS_SERVER
+        apart = how.differ_by if is_kept and isinstance(how, OpenedSums) else 0
         what = f"is {form}, with differ_by={apart}"
         keep("differ-by", differ is None or apart >= differ, what)
 

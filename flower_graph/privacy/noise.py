@@ -42,17 +42,8 @@ from flower_graph.flower_compat import (
     clip_inputs_inplace,
 )
 from flower_graph.records.rounds import RoundReport
+from flower_graph.wire import keys
 from flower_graph.wire.arrays import unpack_integers
-from flower_graph.wire.keys import (
-    CLIENTS,
-    CONFIG,
-    COUNTED,
-    METRICS,
-    NUM_EXAMPLES,
-    SERVER_ROUND,
-    USERS,
-    WITH_TARGETS,
-)
 
 LOG = logging.getLogger(__name__)
 LEAST, MOST = 1e-7, 1e6  # range of noise multipliers that is searched
@@ -60,7 +51,7 @@ HALVINGS = 60
 ACCURACIES = "accuracies and losses that clients measure on their own data"
 PROTECTED = "train"  # the kind of message whose reply has the arrays
 # Entries of replies that do not depend on the data; all others do.
-KEPT = {NUM_EXAMPLES, CLIENTS, SERVER_ROUND, WITH_TARGETS}
+KEPT = {keys.NUM_EXAMPLES, keys.CLIENTS, keys.SERVER_ROUND, keys.WITH_TARGETS}
 RELEASES = "private-releases"  # in Context.state: how often clients have sent something
 SEED_WORDS = 8  # of 32 bits, for NumPy's generator
 ONE_EACH = "give each client a SuperNode of its own"
@@ -234,7 +225,7 @@ class CentralNoise:
         for reply in replies:
             # However many nodes a client has: otherwise one could dominate the mean.
             for record in reply.content.metric_records.values():
-                record[NUM_EXAMPLES] = 1
+                record[keys.NUM_EXAMPLES] = 1
             (sent,) = reply.content.array_records.values()
             change = (flat([sent]) - before)[None]
             put_numbers(reply, before + clipped(change, self.clipping_norm)[0])
@@ -287,8 +278,8 @@ class PrivateRows:
 
     def check(self, message: Message) -> None:
         """Refuse a request whose reply could not be protected."""
-        users = _entry(message, USERS)
-        named = unpack_integers(users, USERS) if isinstance(users, bytes) else np.zeros(0)
+        users = _entry(message, keys.USERS)
+        named = unpack_integers(users, keys.USERS) if isinstance(users, bytes) else np.zeros(0)
         if np.unique(named).size != named.size:
             raise RefusedError("the message names a client twice, which would send two vectors")
 
@@ -312,12 +303,13 @@ class PrivateReplies(PrivateRows):
     """
 
     def check(self, message: Message) -> None:
-        clients = _entry(message, CLIENTS)
+        clients = _entry(message, keys.CLIENTS)
         if isinstance(clients, list) and len(clients) != 1:
             raise RefusedError(_shared(clients))
 
     def protect(self, message: Message, reply: Message) -> None:
-        clients = reply.content.metric_records.get(METRICS, MetricRecord()).get(CLIENTS, 1)
+        metrics = reply.content.metric_records.get(keys.METRICS, MetricRecord())
+        clients = metrics.get(keys.CLIENTS, 1)
         if clients != 1:
             raise RefusedError(f"it speaks for {brief(clients, 20)} clients; {ONE_EACH}")
         before, after = (flat(one.content.array_records.values()) for one in (message, reply))
@@ -359,7 +351,7 @@ def _silence(reply: Message, *, are_removed: bool = False) -> Message:
     """Withhold measurements, and counts of predictions, whatever the server has asked."""
     content = reply.content if reply.has_content() else RecordDict()
     for record in content.config_records.values():
-        record.pop(COUNTED, None)
+        record.pop(keys.COUNTED, None)
     for metrics in content.metric_records.values():
         for key in metrics.keys() - KEPT:
             value = metrics[key]
@@ -389,7 +381,7 @@ def flat(records: Iterable[ArrayRecord]) -> NDArray[np.float64]:
 
 
 def _entry(message: Message, key: str) -> object:
-    return message.content.config_records.get(CONFIG, ConfigRecord()).get(key)
+    return message.content.config_records.get(keys.CONFIG, ConfigRecord()).get(key)
 
 
 def _shared(clients: Sequence[object]) -> str:

@@ -9,16 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
-from flower_graph.audit.attacks import (
-    Audit,
-    Exchange,
-    Finding,
-    Floats,
-    RecordingGrid,
-    array_of,
-    of_kind,
-    ranking,
-)
+from flower_graph.audit import attacks
 from flower_graph.data.graph import ClientGraph
 from flower_graph.strategies.fedgls.config import AVERAGING, FedGLSConfig
 from flower_graph.wire import keys
@@ -29,15 +20,15 @@ NAMES = ("gnn-first", "gnn-rest")  # of its arrays
 class Models(NamedTuple):
     """A client's model of each round, as sent and as returned (the GNN, if there are two)."""
 
-    first: Floats  # [T, 2, f, h] the first layer
-    rest: Floats  # [T, 2, p] the other parameters
+    first: attacks.Floats  # [T, 2, f, h] the first layer
+    rest: attacks.Floats  # [T, 2, p] the other parameters
 
     @classmethod
-    def of(cls, exchanges: Sequence[Exchange], node: int) -> Models:
-        every = (one for one in of_kind(exchanges, "train") if one.node == node)
+    def of(cls, exchanges: Sequence[attacks.Exchange], node: int) -> Models:
+        every = (one for one in attacks.of_kind(exchanges, "train") if one.node == node)
         sent = [
             [
-                [array_of(one, keys.ARRAYS, name) for one in (each.request, each.reply)]
+                [attacks.array_of(one, keys.ARRAYS, name) for one in (each.request, each.reply)]
                 for name in NAMES
             ]
             for each in every
@@ -48,7 +39,9 @@ class Models(NamedTuple):
         return cls(*map(np.array, zip(*sent, strict=True)))
 
 
-def attack(models: Sequence[Models], graphs: Sequence[ClientGraph], classes: int) -> list[Finding]:
+def attack(
+    models: Sequence[Models], graphs: Sequence[ClientGraph], classes: int
+) -> list[attacks.Finding]:
     """Guess the properties of the clients' data."""
     # How far each feature's row of the first layer moved, over all rounds, [c, f]; and how far the
     # last layer's bias moved towards each class, [c, k]
@@ -64,14 +57,16 @@ def attack(models: Sequence[Models], graphs: Sequence[ClientGraph], classes: int
     scores = map(_confidence, models, x, labels)
     trained = [mask[y >= 0] for y, mask in zip(labels, train, strict=True)]
     return [
-        ranking("which features a client's nodes have", moved, [(one != 0).any(0) for one in x]),
+        attacks.ranking(
+            "which features a client's nodes have", moved, [(one != 0).any(0) for one in x]
+        ),
         # Both relative to the other clients, since what all have in common tells nothing about one.
-        ranking(
+        attacks.ranking(
             "which classes a client trains on more than others do",
             pulls - pulls.mean(0),
             shares > shares.mean(0),
         ),
-        ranking(
+        attacks.ranking(
             "whether a node whose features and class are known was trained on",
             np.concatenate([*scores]),
             np.concatenate(trained),
@@ -79,7 +74,7 @@ def attack(models: Sequence[Models], graphs: Sequence[ClientGraph], classes: int
     ]
 
 
-def _confidence(models: Models, x: Floats, y: NDArray[np.int64]) -> NDArray[np.float64]:
+def _confidence(models: Models, x: attacks.Floats, y: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return minus the loss of each labelled node in the client's own model, without edges."""
     # The attacker has no edges, so it runs the two layers as an MLP.
     first, rest = (part[-1, 1].astype(float) for part in models)
@@ -92,7 +87,7 @@ def _confidence(models: Models, x: Floats, y: NDArray[np.int64]) -> NDArray[np.f
     return result
 
 
-class ModelAudit(Audit[FedGLSConfig]):
+class ModelAudit(attacks.Audit[FedGLSConfig]):
     """The attacks on a run of FedGLS."""
 
     rounds = 30
@@ -105,6 +100,8 @@ class ModelAudit(Audit[FedGLSConfig]):
     )
     audited = AVERAGING  # the others send something else than one client's weights
 
-    def attack(self, config: FedGLSConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
+    def attack(
+        self, config: FedGLSConfig, grid: attacks.RecordingGrid, method: Any
+    ) -> list[attacks.Finding]:
         models = [Models.of(grid.exchanges, node) for node in grid.get_node_ids()]
         return attack(models, method.graphs(config), method.whole(config).classes)

@@ -7,18 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.audit.attacks import (
-    Audit,
-    Deviation,
-    Exchange,
-    Finding,
-    RecordingGrid,
-    alike,
-    array_of,
-    config_of,
-    of_kind,
-    ranking,
-)
+from flower_graph.audit import attacks
 from flower_graph.audit.deviating import of_alignment, of_sums
 from flower_graph.secure.align.blinded import (
     BLIND,
@@ -39,32 +28,32 @@ FORMS = (("psi", "masked"), ("psi", "plain"), ("plain", "masked"))
 
 
 def vectors(
-    exchanges: Sequence[Exchange], clients: int, hidden: int
+    exchanges: Sequence[attacks.Exchange], clients: int, hidden: int
 ) -> dict[str, NDArray[np.float64]]:
     """Return the last vector of each client: counts ``[c, slots]``, embeddings ``[c, slots h]``."""
-    last = dict[int, Exchange]()
-    for one in of_kind(exchanges, "train"):
-        config = config_of(one.request)
+    last = dict[int, attacks.Exchange]()
+    for one in attacks.of_kind(exchanges, "train"):
+        config = attacks.config_of(one.request)
         if not config[keys.IS_LAST]:  # else measurements alone
             (client,) = unpack_integers(config[keys.CLIENTS], keys.CLIENTS).tolist()
             last[client] = one
     if len(last) < clients:
         raise ValueError(f"vectors of {len(last)} of {clients} clients were recorded")
     ordered = [last[client] for client in sorted(last)]
-    slots = array_of(ordered[0].request, keys.SUMS, keys.HOLDER_COUNTS).size
+    slots = attacks.array_of(ordered[0].request, keys.SUMS, keys.HOLDER_COUNTS).size
     # Words of a ring are read as numbers around zero, as if no mask were on them.
-    rows = np.stack([array_of(one.reply, keys.SUMS, keys.TOTAL) for one in ordered])
+    rows = np.stack([attacks.array_of(one.reply, keys.SUMS, keys.TOTAL) for one in ordered])
     rows, split = rows.view(rows.dtype.str.replace("u", "i")).astype(float), slots * hidden
     return {"counts": rows[:, split : split + slots], "embeddings": rows[:, :split]}
 
 
 def alignment(
-    exchanges: Sequence[Exchange], candidates: Identities, clients: int
+    exchanges: Sequence[attacks.Exchange], candidates: Identities, clients: int
 ) -> tuple[list[Any], list[set[Any]]]:
     """Return how candidates would be named in the clients' messages, and the names in each."""
     named, is_plain = dict[int, set[Any]](), False
     for one in exchanges:
-        stage = config_of(one.request).get(keys.ALIGN_STAGE)
+        stage = attacks.config_of(one.request).get(keys.ALIGN_STAGE)
         if stage == BLIND:
             blind = BlindReply.read(one.reply)
             named.setdefault(int(blind.clients[0]), {row.tobytes() for row in blind.points})
@@ -77,12 +66,12 @@ def alignment(
     if is_plain:
         return [plain_token(text) for text in texts], sent
     # Without the blind, which only the client has, no candidate's point is among its points.
-    requests = map(config_of, (one.request for one in exchanges))
+    requests = map(attacks.config_of, (one.request for one in exchanges))
     run = next(config["sum-run"] for config in requests if "sum-run" in config)
     return [hash_to_group(run, text) for text in texts], sent
 
 
-class EgoAudit(Audit[FedSCemConfig]):
+class EgoAudit(attacks.Audit[FedSCemConfig]):
     """The attacks on a run of FedSCem."""
 
     rounds = 2
@@ -101,8 +90,8 @@ class EgoAudit(Audit[FedSCemConfig]):
         form = f"{config.strategy.alignment}, {config.strategy.aggregation} sum"
         return f"{form}, {super().label(config)}" if config.privacy.is_on else form
 
-    def deviations(self, config: FedSCemConfig, method: Any) -> list[Deviation]:
-        result = list[Deviation]()
+    def deviations(self, config: FedSCemConfig, method: Any) -> list[attacks.Deviation]:
+        result = list[attacks.Deviation]()
         if config.strategy.alignment == "psi":
             held = [list(one.identities) for one in method.graphs(config)]
             parts = attrgetter("session.sums.server.run_id", "session.members.aligner")
@@ -111,7 +100,9 @@ class EgoAudit(Audit[FedSCemConfig]):
             result += of_sums(attrgetter("session.sums.server"))
         return result
 
-    def attack(self, config: FedSCemConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
+    def attack(
+        self, config: FedSCemConfig, grid: attacks.RecordingGrid, method: Any
+    ) -> list[attacks.Finding]:
         sets = [set(one.identities) for one in method.graphs(config)]
         candidates = sorted(set().union(*sets), key=str)
         truth = np.array([[node in mine for node in candidates] for mine in sets])
@@ -126,8 +117,8 @@ class EgoAudit(Audit[FedSCemConfig]):
         from_sizes = "which of two clients has more nodes, from the alignment"
         rows = vectors(grid.exchanges, len(sets), config.model.hidden)
         return [
-            ranking("who holds which node, from the alignment", members, truth),
-            ranking(from_sizes, more[differ], has_more[differ] > 0),
-            ranking(f"{common} alignment", (members @ members.T)[pairs], linked),
-            *(alike(f"{common} {what}", found, linked) for what, found in rows.items()),
+            attacks.ranking("who holds which node, from the alignment", members, truth),
+            attacks.ranking(from_sizes, more[differ], has_more[differ] > 0),
+            attacks.ranking(f"{common} alignment", (members @ members.T)[pairs], linked),
+            *(attacks.alike(f"{common} {what}", found, linked) for what, found in rows.items()),
         ]

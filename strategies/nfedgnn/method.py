@@ -26,14 +26,7 @@ from flower_graph.data.baselines import (
 )
 from flower_graph.data.description import DataForm, NewGraph, saying, tell
 from flower_graph.data.features import ReadOptions, sketched
-from flower_graph.data.folders.party import (
-    USERS,
-    RunFolder,
-    client_folder,
-    node_data,
-    read_matrix,
-    share,
-)
+from flower_graph.data.folders import party
 from flower_graph.data.graph import PARTS, Graph, labelled_split, take_rows
 from flower_graph.data.sources.datasets import DRAWN, cached_data, once, read_new_graph, saved_at
 from flower_graph.engine.machine import resolve_device
@@ -78,7 +71,7 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
     attacks = "flower_graph.strategies.nfedgnn.attack:RelayAudit"
 
     def build_strategy(
-        self, config: NFedGNNConfig, out: Path | None, folder: RunFolder | None = None
+        self, config: NFedGNNConfig, out: Path | None, folder: party.RunFolder | None = None
     ) -> SplitGradientRelay:
         if folder is None:
             data: Any = users_graph(config)
@@ -132,13 +125,13 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
             "join the run, by `flower-graph run --resume RUN data.add=FILE rounds=N`"
         )
 
-    def num_clients(self, config: NFedGNNConfig, folder: RunFolder | None = None) -> int:
+    def num_clients(self, config: NFedGNNConfig, folder: party.RunFolder | None = None) -> int:
         if folder is not None:
             return folder.num_clients
         graph = users_graph(config)
         return graph.num_nodes - len(users_left(config, graph))
 
-    def baselines(self, config: NFedGNNConfig, folder: RunFolder | None = None) -> Figures:
+    def baselines(self, config: NFedGNNConfig, folder: party.RunFolder | None = None) -> Figures:
         if folder is not None:
             return {}
         graph = users_graph(config)
@@ -151,7 +144,7 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
         from flower_graph.data.partition.statistics import node_statistics
 
         graph = users_graph(config)
-        return Partition(node_statistics(graph), node_data(graph), self.baselines(config))
+        return Partition(node_statistics(graph), party.node_data(graph), self.baselines(config))
 
     def train_mods(self, config: NFedGNNConfig) -> list[Mod]:
         noise = client_noise(config.privacy, config.rounds)
@@ -169,11 +162,11 @@ def split_model(config: NFedGNNConfig, classes: int) -> SplitModel:
 
 def hosted_users(config: NFedGNNConfig, context: Context) -> tuple[Tensor, Tensor]:
     """Return the features ``[n_c, f]`` and the numbers ``[n_c]`` of a SuperNode's users."""
-    folder = client_folder(config, context)
+    folder = party.client_folder(config, context)
     if folder is not None:
-        return read_matrix("x", folder.tensors), folder.tensors[USERS]
+        return party.read_matrix("x", folder.tensors), folder.tensors[party.USERS]
     graph, before = users_graph(config), cached_data(config).num_nodes
-    here = share(context, before)
+    here = party.share(context, before)
     users = torch.arange(here.start, here.stop)
     if graph.num_nodes == before and not config.data.remove:
         return take_rows(graph.x, here), users

@@ -6,19 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.audit.attacks import (
-    NO_NOISE,
-    Audit,
-    Deviation,
-    Exchange,
-    Finding,
-    RecordingGrid,
-    array_of,
-    audit_rng,
-    config_of,
-    of_kind,
-    ranking,
-)
+from flower_graph.audit import attacks
 from flower_graph.audit.deviating import of_sums
 from flower_graph.config.rules import require
 from flower_graph.data.folders.client_folder import clients_path
@@ -36,17 +24,19 @@ Edges = NDArray[np.bool_]  # [n, n] of the whole graph, symmetric
 Near = Mapping[int, NDArray[np.float64]]  # cosines of public nodes, [p, p], by client
 
 
-def last_rows(exchanges: Sequence[Exchange], *, sent: bool) -> dict[int, NDArray[np.floating]]:
+def last_rows(
+    exchanges: Sequence[attacks.Exchange], *, sent: bool
+) -> dict[int, NDArray[np.floating]]:
     """Return each client's last embeddings, ``[p, d]``, or the last means that it got."""
     result, sizes = dict[int, NDArray[np.floating]](), dict[int, int]()
-    for one in of_kind(exchanges, "query"):
-        config = config_of(one.reply)
+    for one in attacks.of_kind(exchanges, "query"):
+        config = attacks.config_of(one.reply)
         sizes |= zip(config[keys.CLIENTS], config[keys.ROWS], strict=True)
-    for one in of_kind(exchanges, "train"):
-        content, asked = one.reply if sent else one.request, config_of(one.request)
+    for one in attacks.of_kind(exchanges, "train"):
+        content, asked = one.reply if sent else one.request, attacks.config_of(one.request)
         if keys.PUBLIC not in content.array_records.get(keys.ARRAYS, ()):
             continue
-        rows = array_of(content, keys.ARRAYS, keys.PUBLIC)
+        rows = attacks.array_of(content, keys.ARRAYS, keys.PUBLIC)
         parts = split_rows(rows, [sizes[client] for client in asked[keys.CLIENTS]])
         chosen = zip(asked[keys.CLIENTS], parts, asked[keys.WITH_TARGETS], strict=True)
         result |= {client: part for client, part, flag in chosen if flag or sent}
@@ -54,12 +44,12 @@ def last_rows(exchanges: Sequence[Exchange], *, sent: bool) -> dict[int, NDArray
 
 
 def attack(
-    exchanges: Sequence[Exchange],
+    exchanges: Sequence[attacks.Exchange],
     edges: Edges,
     public: Nodes,
     owner: Nodes,
     rng: np.random.Generator,
-) -> list[Finding]:
+) -> list[attacks.Finding]:
     """Guess the edges between public nodes, and each client's private nodes.
 
     ``public``: ``[p]`` nodes that all clients hold, in the order of their embeddings; ``owner``:
@@ -92,7 +82,7 @@ def attack(
     ]
 
 
-def _owners(near: Near, edges: Edges, public: Nodes, owner: Nodes) -> Finding:
+def _owners(near: Near, edges: Edges, public: Nodes, owner: Nodes) -> attacks.Finding:
     clients = sorted(near)
     scores, truth = [], []
     for node in np.flatnonzero(owner >= 0):
@@ -107,7 +97,7 @@ def _owners(near: Near, edges: Edges, public: Nodes, owner: Nodes) -> Finding:
     if not scores:
         raise ValueError("no private node has two public neighbours: nothing can be asked")
     name = "whose a private node is, whose public neighbours are known"
-    return ranking(name, np.stack(scores), np.array(truth))
+    return attacks.ranking(name, np.stack(scores), np.array(truth))
 
 
 def _joined(edges: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -115,15 +105,15 @@ def _joined(edges: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return (counts @ counts.T) > 0
 
 
-def _ranked(name: str, near: Near, cases: Sequence[tuple[Pairs, Pairs]]) -> Finding:
+def _ranked(name: str, near: Near, cases: Sequence[tuple[Pairs, Pairs]]) -> attacks.Finding:
     scores, truth = list[NDArray[np.float64]](), list[bool]()
     for cosines, (yes, no) in zip(near.values(), cases, strict=True):
         scores += [cosines[tuple(yes.T)], cosines[tuple(no.T)]]
         truth += [True] * len(yes) + [False] * len(no)
-    return ranking(name, np.concatenate(scores), truth)
+    return attacks.ranking(name, np.concatenate(scores), truth)
 
 
-class EmbeddingAudit(Audit[PPFLConfig]):
+class EmbeddingAudit(attacks.Audit[PPFLConfig]):
     """The attacks on a run of PPFL-GNN."""
 
     notes = (
@@ -143,19 +133,21 @@ class EmbeddingAudit(Audit[PPFLConfig]):
     def counterparts(self, config: PPFLConfig, noisy: Sequence[list[str]]) -> list[list[str]]:
         pairs = ["strategy.alignment=pairs"] if config.strategy.alignment == SECURE else []
         whole = ["strategy.participation=1", "strategy.absent=leave-out"]
-        secure = [f"strategy.alignment={SECURE}", NO_NOISE, *whole]
-        return [[], [*pairs, NO_NOISE], *([*pairs, *noise] for noise in noisy), secure]
+        secure = [f"strategy.alignment={SECURE}", attacks.NO_NOISE, *whole]
+        return [[], [*pairs, attacks.NO_NOISE], *([*pairs, *noise] for noise in noisy), secure]
 
     def label(self, config: PPFLConfig) -> str:
         is_secure = config.strategy.alignment == SECURE
         return "secure sum" if is_secure else super().label(config)
 
-    def deviations(self, config: PPFLConfig, method: Any) -> list[Deviation]:
+    def deviations(self, config: PPFLConfig, method: Any) -> list[attacks.Deviation]:
         if config.strategy.alignment != SECURE:
             return []
         return of_sums(lambda strategy: strategy.sums.server)
 
-    def attack(self, config: PPFLConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
+    def attack(
+        self, config: PPFLConfig, grid: attacks.RecordingGrid, method: Any
+    ) -> list[attacks.Finding]:
         data, graphs = cached_data(config), method.graphs(config)
         n = int(data.num_nodes)
         edges, owner = np.zeros((n, n), bool), np.full(n, -1)
@@ -165,4 +157,4 @@ class EmbeddingAudit(Audit[PPFLConfig]):
         for graph in graphs:
             owner[graph.nodes[~graph.public]] = graph.client
         public = graphs[0].nodes[graphs[0].public].numpy()
-        return attack(grid.exchanges, edges, public, owner, audit_rng(config))
+        return attack(grid.exchanges, edges, public, owner, attacks.audit_rng(config))
