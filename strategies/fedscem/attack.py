@@ -9,15 +9,7 @@ from numpy.typing import NDArray
 
 from flower_graph.audit import attacks
 from flower_graph.audit.deviating import of_alignment, of_sums
-from flower_graph.secure.align.blinded import (
-    BLIND,
-    IDENTITIES,
-    BlindReply,
-    PlainReply,
-    canonical,
-    hash_to_group,
-    plain_token,
-)
+from flower_graph.secure.align import blinded
 from flower_graph.strategies.fedscem.config import FEDSCEM, FedSCemConfig
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import unpack_integers
@@ -54,21 +46,22 @@ def alignment(
     named, is_plain = dict[int, set[Any]](), False
     for one in exchanges:
         stage = attacks.config_of(one.request).get(keys.ALIGN_STAGE)
-        if stage == BLIND:
-            blind = BlindReply.read(one.reply)
+        if stage == blinded.BLIND:
+            blind = blinded.BlindReply.read(one.reply)
             named.setdefault(int(blind.clients[0]), {row.tobytes() for row in blind.points})
-        elif stage == IDENTITIES:
-            plain, is_plain = PlainReply.read(one.reply), True
+        elif stage == blinded.IDENTITIES:
+            plain, is_plain = blinded.PlainReply.read(one.reply), True
             named.setdefault(int(plain.clients[0]), {row.tobytes() for row in plain.tokens})
     if len(named) < clients:
         raise ValueError(f"the alignment of {len(named)} of {clients} clients was recorded")
-    texts, sent = canonical(candidates, "the server"), [named[client] for client in sorted(named)]
+    texts = blinded.canonical(candidates, "the server")
+    sent = [named[client] for client in sorted(named)]
     if is_plain:
-        return [plain_token(text) for text in texts], sent
+        return [blinded.plain_token(text) for text in texts], sent
     # Without the blind, which only the client has, no candidate's point is among its points.
     requests = map(attacks.config_of, (one.request for one in exchanges))
     run = next(config["sum-run"] for config in requests if "sum-run" in config)
-    return [hash_to_group(run, text) for text in texts], sent
+    return [blinded.hash_to_group(run, text) for text in texts], sent
 
 
 class EgoAudit(attacks.Audit[FedSCemConfig]):

@@ -5,14 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from flower_graph.config.common import (
-    EGO_NETWORKS,
-    DataConfig,
-    EgoSection,
-    RobustSection,
-    RunConfig,
-    TrainingSection,
-)
+from flower_graph.config import common
 from flower_graph.config.rules import (
     ABOVE_ZERO,
     NOT_NEGATIVE,
@@ -57,10 +50,10 @@ MOST_BITS = 61  # of limit / resolution: two clients need three more in a word o
 
 
 @dataclass
-class PartitionConfig(EgoSection):
+class PartitionConfig(common.EgoSection):
     """The ego-networks of the clients, and the split of their nodes."""
 
-    method: ClassVar[str] = EGO_NETWORKS
+    method: ClassVar[str] = common.EGO_NETWORKS
     train_share: ClassVar[float | None] = None
     clients: int = setting(100, at_least(1))
     """egos drawn from the graph; masked sums need at least two"""
@@ -102,8 +95,8 @@ class EgoSettings(ModelConfig, TrainingConfig):
     proximal: float = field(default=0.0, kw_only=True)
 
     @property
-    def training(self) -> TrainingSection:
-        return TrainingSection(
+    def training(self) -> common.TrainingSection:
+        return common.TrainingSection(
             local_epochs=self.local_epochs,
             learning_rate=self.learning_rate,
             weight_decay=self.weight_decay,
@@ -111,7 +104,7 @@ class EgoSettings(ModelConfig, TrainingConfig):
 
 
 @dataclass
-class StrategyConfig(TrainingConfig, RobustSection, OpenedSums):
+class StrategyConfig(TrainingConfig, common.RobustSection, OpenedSums):
     """Settings of the clients' training and of what clients share."""
 
     name: str = setting(FEDSCEM, choice(*STRATEGIES), help="FedSCem or a baseline")
@@ -143,7 +136,7 @@ class StrategyConfig(TrainingConfig, RobustSection, OpenedSums):
 
 
 @dataclass
-class FedSCemConfig(RunConfig):
+class FedSCemConfig(common.RunConfig):
     """All settings of a run of FedSCem or of one of its baselines."""
 
     app: str = APP
@@ -151,7 +144,7 @@ class FedSCemConfig(RunConfig):
     # ``data.name`` may also be clients' own graphs; of ``partition`` only ``split``, ``ratios`` and
     # ``seed`` are read then. The graph's own split plays no part: every client splits its nodes by
     # ``partition``. This one is what every graph can have.
-    data: DataConfig = section(DataConfig, split="random", ratios=[0.6, 0.2, 0.2])
+    data: common.DataConfig = section(common.DataConfig, split="random", ratios=[0.6, 0.2, 0.2])
     partition: PartitionConfig = section(PartitionConfig)
     model: ModelConfig = section(ModelConfig)
     strategy: StrategyConfig = section(StrategyConfig)

@@ -24,6 +24,7 @@ from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.noise import ClientNoise, central_noise, client_noise
 from flower_graph.server.averaging import ReportedFedAvg, make_robust
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage, SageClient
+from flower_graph.strategies.fedscem import strategy
 from flower_graph.strategies.fedscem.client import EgoModelClient, EgoNetworkClient, Hiding
 from flower_graph.strategies.fedscem.config import (
     APP,
@@ -35,19 +36,13 @@ from flower_graph.strategies.fedscem.config import (
     TrainingConfig,
 )
 from flower_graph.strategies.fedscem.modules import train_alone
-from flower_graph.strategies.fedscem.strategy import (
-    EgoFedAvg,
-    EgoFedProx,
-    MaskedEmbeddingAveraging,
-    SelfTraining,
-)
 
 LOG = logging.getLogger(__name__)
-Server = MaskedEmbeddingAveraging | ReportedFedAvg
+Server = strategy.MaskedEmbeddingAveraging | ReportedFedAvg
 BASELINES: dict[str, type[ReportedFedAvg]] = {
-    "self-training": SelfTraining,
-    "fedavg": EgoFedAvg,
-    "fedprox": EgoFedProx,
+    "self-training": strategy.SelfTraining,
+    "fedavg": strategy.EgoFedAvg,
+    "fedprox": strategy.EgoFedProx,
     "local-sage": LocalSage,
     "fed-sage": FedSage,
 }
@@ -76,7 +71,7 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
         how, settings = config.strategy, ego_settings(config, self.whole(config, folder))
         options = checkpoint_settings(config, out)
         if how.name == FEDSCEM:
-            return MaskedEmbeddingAveraging(settings, how, **options)
+            return strategy.MaskedEmbeddingAveraging(settings, how, **options)
         options |= {"participation": how.participation, "min_nodes": how.fewest_nodes}
         averaging = make_robust(BASELINES[how.name], how, settings, **options)
         averaging.central_noise = central_noise(config.privacy, config.rounds)
