@@ -237,26 +237,16 @@ def test_every_method_has_what_the_keys_stand_for(app):
     assert missing <= {"learning-rate", "local-epochs"}  # not every method has one step size
 
 
-@pytest.mark.parametrize(
-    ("words", "key", "value"),
-    [
-        ("num-server-rounds=5", "rounds", 5),
-        ("num-server-rounds='5'", "rounds", 5),
-        ("seed=3", "seed", 3),
-        ("strategy-name='fed-mlp'", "strategy.name", "fed-mlp"),
-        ("fraction-train=0.5", "strategy.participation", 0.5),
-        ("learning-rate=1e-3", "strategy.learning_rate", 0.001),
-        ("local-epochs=2", "strategy.local_epochs", 2),
-        ("min-available-nodes=4", "strategy.min_nodes", 4),
-        ("most-supernodes=6", "strategy.most_supernodes", 6),
-        ("num-server-rounds=5 overrides='rounds=7 seed=3'", "rounds", 5),
-        ("learning-rate=''", "strategy.learning_rate", None),
-    ],
-)
-def test_a_key_is_a_setting(words, key, value):
-    expected = attrgetter(key)(load_config("fedgls/cora-linqs")) if value is None else value
-    config, _ = configured(given_to_flower("config='fedgls/cora-linqs'", words))
-    assert attrgetter(key)(config) == expected
+GLS = "config='fedgls/cora-linqs'"
+
+
+def test_a_key_is_a_setting():
+    values = dict(zip(SETTINGS, (5, 3, "fed-mlp", 0.5, 0.001, 2, 4, 6), strict=True))
+    words = [f"{key}={value!r}" for key, value in values.items()]
+    config, _ = configured(given_to_flower(GLS, *words, "overrides='rounds=7 seed=8'"))
+    assert {key: attrgetter(one)(config) for key, one in SETTINGS.items()} == values
+    config, _ = configured(given_to_flower(GLS, "num-server-rounds='5' learning-rate=''"))
+    assert config == load_config("fedgls/cora-linqs", ["rounds=5"])
 
 
 SECURE = "overrides='strategy.alignment=secure'"
