@@ -462,11 +462,10 @@ class Session:
         self.rejected += few(rejected)
         self.members.note(rejected)
 
-    def must_have(self, server_round: int, replies: Replies[T]) -> None:
-        if not replies.values:
+    def must_have(self, server_round: int, answered: Collection[int]) -> None:
+        if not answered:
             none = f"none of {len(self.asked)} SuperNodes gave a usable answer"
-            reasons = reasons_of(replies.rejected)
-            raise NoClientsError(f"round {server_round}: {none}: {reasons}")
+            raise NoClientsError(f"round {server_round}: {none}: {reasons_of(self.rejected)}")
 
     # Any: entries of a record
     def tell_all(
@@ -486,10 +485,6 @@ class Session:
         )
 
     # What became of the clients
-
-    def clients_of(self, nodes: Iterable[int]) -> NDArray[np.int64]:
-        local = [np.asarray(self.asked[node], np.int64) for node in nodes]
-        return np.concatenate(local) if local else np.zeros(0, np.int64)
 
     def participation(
         self,

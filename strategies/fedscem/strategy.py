@@ -220,7 +220,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         for node in replies.values:  # they know their slots
             session.members.unsent.pop(node, None)
         if self.requests:  # without requests the round is skipped
-            session.must_have(server_round, replies)
+            session.must_have(server_round, replies.values)
         silent = list(session.rejected)  # clients that fail after this have sent their vector
         is_last = server_round > session.rounds
         if self.ring is None:

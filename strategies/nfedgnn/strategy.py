@@ -235,7 +235,8 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         for users in self.layer.numbers().values():
             nobody[users] = False
         unhosted = {"no SuperNode hosts it": np.flatnonzero(nobody)}
-        answered = self.session.clients_of(() if skipped else self.layer.answered)
+        asked, used = self.session.asked, () if skipped else self.layer.answered
+        answered = np.concatenate([NOBODY, *(asked[node] for node in used)])
         return self.session.participation(answered, left_out=unhosted, no_use=skipped)
 
     def evaluates(self, server_round: int) -> bool:
@@ -502,7 +503,7 @@ class OwnLayer(Layer):
         averages = every > 0 and server_round % every == 0 and not self.is_alone(server_round)
         replies = self._send(server_round, drawn, averages=averages, saves=saves)
         relay.answers = self.answered = replies.values
-        session.must_have(server_round, replies)
+        session.must_have(server_round, self.answered)
         for node, reply in replies.values.items():
             request = relay.requests[node]
             server.receive(request.users, reply.latent)
@@ -674,7 +675,7 @@ class CommonLayer(Layer):
         asked = {node: relay.requests[node].users for node in hosted if node in relay.requests}
         session.asked = {node: users for node, users in asked.items() if users.size}
         self.answered = [node for node in session.asked if node in relay.answers]
-        session.must_have(server_round, Replies(dict.fromkeys(self.answered), session.rejected))
+        session.must_have(server_round, self.answered)
         latent, heard = server.latent.clone(), torch.zeros_like(server.known)
         for node in self.answered:
             reply, request = relay.answers[node], relay.requests[node]
