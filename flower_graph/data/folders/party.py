@@ -305,8 +305,9 @@ def matrix_tensors(name: str, x: Tensor) -> Tensors:
     """Write a matrix ``[n, f]`` as it is, or, if it has many zeros, as its other entries."""
     if (held := compact(x)).layout == torch.strided:
         return {name: held}
-    form = torch.tensor([*x.shape, int(x.layout == torch.strided)])
-    parts = held.values(), held.crow_indices(), held.col_indices(), form
+    is_dense, columns = x.layout == torch.strided, held.col_indices()
+    form = torch.tensor([*x.shape, int(is_dense)])
+    parts = held.values(), held.crow_indices(), columns.long() if is_dense else columns, form
     return dict(zip([name + ending for ending in ENDINGS], parts, strict=True))
 
 
