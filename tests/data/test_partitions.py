@@ -49,7 +49,6 @@ from flower_graph.data.partition.client_graphs import (
     partition_graph,
     random_parts,
     sample_egos,
-    split_global,
     split_nodes,
     split_per_client,
 )
@@ -293,29 +292,25 @@ def test_a_client_that_cannot_train_is_refused():
         check_neighbours(graphs, 5)
 
 
-def overlapping(graph: Graph, ratios: list[float]) -> list[Any]:
-    return overlapping_graphs(graph, PartitionConfig(ratios=ratios), seed=1)
+DRAWS_OF_METIS = {"method": "metis-overlapping", "clients": 10}
+ALL_EGOS = {"clients": 300, "hops": 1, "split": "global"}
+SHARING: dict[str, Any] = {
+    "overlaps": lambda graph, how: overlapping_graphs(graph, PartitionConfig(**how), seed=1),
+    "draws": lambda graph, how: partition_graph(graph, settings(**DRAWS_OF_METIS, **how), 0.5, 0),
+    "egos": lambda graph, how: partition_graph(graph, partition(**ALL_EGOS, **how), 0, 2),
+}
 
 
-def with_draws(graph: Graph, ratios: list[float]) -> list[Any]:
-    how = settings(method="metis-overlapping", clients=10, ratios=ratios)
-    return partition_graph(graph, how, 0.5, seed=0)
-
-
-def global_egos(graph: Graph, ratios: list[float]) -> list[Any]:
-    return split_global(ego_networks(graph, range(300), 1), graph.y, ratios, seed=2)
-
-
-@pytest.mark.parametrize("cut", [overlapping, with_draws, global_egos])
-def test_a_node_has_one_role_at_all_clients_that_hold_it_and_roles_have_their_shares(cut):
+@pytest.mark.parametrize("way", SHARING)
+def test_a_node_has_one_role_at_all_clients_that_hold_it_and_roles_have_their_shares(way):
     graph, role = large(300), torch.full((300,), -1)
-    for client in cut(graph, [0.5, 0.2, 0.3]):
+    for client in SHARING[way](graph, {"ratios": [0.5, 0.2, 0.3]}):
         masks = torch.stack([*client.masks.values()])
         assert masks.sum(0).tolist() == [1] * client.nodes.numel()
         mine = masks.int().argmax(0)
         assert bool(((role[client.nodes] == -1) | (role[client.nodes] == mine)).all())
         role[client.nodes] = mine
-    if cut is global_egos:  # drawn over all nodes; else class by class
+    if way == "egos":  # drawn over all nodes; else class by class
         assert torch.bincount(role).tolist() == [150, 60, 90]
     else:
         held = role >= 0
