@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.sparse import csr_matrix
 from torch_geometric.data import Data, HeteroData
 
 from flower_graph.config.common import DataConfig
@@ -42,17 +41,14 @@ from flower_graph.wire.keys import ROLES
 X = np.array([[1, 0, 1], [0, 2, 0], [0, 0, 0], [1, 1, 2]], dtype=np.float32)
 # Rows of X divided by their sums.
 NORMALISED = [[0.5, 0, 0.5], [0, 1, 0], [0, 0, 0], [0.25, 0.25, 0.5]]
-BINARY = [*NORMALISED[:3], [1 / 3, 1 / 3, 1 / 3]]
-OF_ACTOR = [*BINARY[:2], [1, 0, 0], BINARY[3]]
+OF_ACTOR = [*NORMALISED[:2], [1, 0, 0], [1 / 3, 1 / 3, 1 / 3]]
 # The directed edges 0-1, 1-0, 1-2, 2-2; node 3 is isolated.
 UNDIRECTED = [[0, 1, 1, 2], [1, 0, 2, 1]]
 
 
-LINKS = csr_matrix((np.ones(4), ([0, 1, 1, 2], [1, 0, 2, 2])), shape=(4, 4))
 # 20 splits of WikiCS: split k trains on node k % 2 and stops on the other one.
 TRAIN = [[node == k % 2 for node in range(4)] for k in range(20)]
 VAL = [[node == 1 - k % 2 for node in range(4)] for k in range(20)]
-SPARSE = ("data", "indices", "indptr", "shape")
 
 
 def raw_files(name: str) -> dict[str, Any]:
@@ -63,20 +59,16 @@ def raw_files(name: str) -> dict[str, Any]:
         links = [[1], [0, 2], [2], []]
         content = {"features": X.tolist(), "labels": [0, 1, 2, 1], "links": links}
         return {"data.json": json.dumps({**content, **masks})}
-    if name == "Actor":
-        nodes = "node_id\tfeature\tlabel\n0\t0,2\t0\n1\t1\t1\n2\t0\t1\n3\t0,1,2\t0\n"
-        edges = "a\tb\n0\t1\n1\t0\n1\t2\n2\t2\n"
-        files = {"out1_node_feature_label.txt": nodes, "out1_graph_edges.txt": edges}
-        parts = [*enumerate(("train", "val", "test"))]
-        return files | {
-            f"film_split_0.6_0.2_{fold}.npz": {
-                f"{part}_mask": np.arange(4) == (fold + k) % 4 for k, part in parts
-            }
-            for fold in range(10)
+    nodes = "node_id\tfeature\tlabel\n0\t0,2\t0\n1\t1\t1\n2\t0\t1\n3\t0,1,2\t0\n"
+    edges = "a\tb\n0\t1\n1\t0\n1\t2\n2\t2\n"
+    files = {"out1_node_feature_label.txt": nodes, "out1_graph_edges.txt": edges}
+    parts = [*enumerate(("train", "val", "test"))]
+    return files | {
+        f"film_split_0.6_0.2_{fold}.npz": {
+            f"{part}_mask": np.arange(4) == (fold + k) % 4 for k, part in parts
         }
-    both = (("adj_", LINKS), ("attr_", csr_matrix(X)))
-    arrays = {f"{start}{key}": getattr(matrix, key) for start, matrix in both for key in SPARSE}
-    return {"amazon_electronics_photo.npz": {"labels": np.array([0, 1, 0, 1]), **arrays}}
+        for fold in range(10)
+    }
 
 
 def write(root: Path, *names: str) -> None:
@@ -114,14 +106,12 @@ def root(tmp_path, monkeypatch):
     return folder
 
 
-DRAWN = {"split": "random", "ratios": [0.5, 0.25, 0.25]}
 FOLDERS = ("/a", "/b/flower-graph", "/c/.cache/flower-graph")  # of the cache, by variable
-# What Actor and Amazon read says only which features a node has; node 2 of Actor has the first.
-LAYOUTS: list[tuple[str, dict[str, Any], int, Any, list[int], list[list[int]] | None]] = [
+# What Actor reads says only which features a node has; node 2 has the first.
+LAYOUTS: list[tuple[str, dict[str, Any], int, Any, list[int], list[list[int]]]] = [
     ("WikiCS", {"features": "as-is"}, 0, X.tolist(), [0, 1, 2, 1], [[0], [1], [2, 3]]),
     ("WikiCS", {}, 19, NORMALISED, [0, 1, 2, 1], [[1], [0], [2, 3]]),
     ("Actor", {"split": "geom-gcn"}, 13, OF_ACTOR, [0, 1, 1, 0], [[3], [0], [1]]),
-    ("Amazon/Photo", DRAWN, 0, BINARY, [0, 1, 0, 1], None),
 ]
 
 
@@ -134,10 +124,7 @@ def test_raw_files_of_each_layout_become_a_graph(name, settings, seed, x, y, par
     assert (data.y.tolist(), data.num_classes) == (y, max(y) + 1)
     masks = (data[f"{part}_mask"] for part in ("train", "val", "test"))
     found = [mask.nonzero().flatten().tolist() for mask in masks]
-    assert found == parts if parts else [len(part) for part in found] == [2, 1, 1]
-    if parts is None:
-        with pytest.raises(DataError, match=f"{name}: .*data.split=random"):
-            load_data(DataConfig(name=name))
+    assert found == parts
 
 
 def test_the_root_is_only_read_once_and_new_raw_files_are_noticed(cache, root):
