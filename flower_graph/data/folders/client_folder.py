@@ -55,7 +55,7 @@ from flower_graph.data.partition.client_graphs import (
     noisy_labels,
     split_nodes,
 )
-from flower_graph.data.sources.datasets import describe_file, read_file, saved_at
+from flower_graph.data.sources.datasets import DRAWN, describe_file, read_file, saved_at
 from flower_graph.data.sources.names import (
     EDGES,
     GRAPH_FILES,
@@ -70,8 +70,6 @@ from flower_graph.data.sources.tables import CLIENT
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 from flower_graph.wire.keys import ROLES
-
-RATIOS = (0.6, 0.2, 0.2)  # FedGLS's
 
 
 class Clients(list[ClientGraph]):
@@ -210,7 +208,7 @@ def client_graph_from_data(
     client: int,
     data: object,
     *,
-    ratios: Sequence[float] = RATIOS,
+    ratios: Sequence[float] = DRAWN,
     seed: int = 0,
     targets: bool = False,
     weights: bool = False,
