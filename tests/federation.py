@@ -7,7 +7,7 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from flower_graph.records.participation import numbers
 from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.simulation import InProcessGrid
+from flower_graph.storage.files import IN_PROCESS
 from flower_graph.wire.keys import CONFIG, SERVER_ROUND
 
 sys.path.insert(0, str(Path(__file__).parent / "frozen"))
@@ -282,8 +283,8 @@ class Federation(InProcessGrid):
     ``silent``: it never reaches the client. ``error``: the client fails. ``lost``: the client does
     its work and the reply never arrives. ``late``: the reply comes in the next exchange. ``empty``:
     the reply has no records. ``killed``: the client works in a process of its own, which the kernel
-    ends after ``kill_after`` seconds. ``twice``: the reply comes two times. ``gone``: the SuperNode
-    is not connected (message type ``connect``). A function in a word's place changes the reply.
+    ends after ``kill_after`` seconds. ``gone``: the SuperNode is not connected (message type
+    ``connect``). A function in a word's place changes the reply.
 
     ``restarts`` says which partitions are started anew once a round is done, that is once its
     message of type ``final`` was sent: memory and context are gone, and with ``new_id`` they get
@@ -301,15 +302,13 @@ class Federation(InProcessGrid):
         restarts: Mapping[int, Iterable[int]] | None = None,
         final: str = "train",
         new_id: bool = False,
-        node_config: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
         **more: Any,
     ) -> None:
+        super().__init__(app, num_supernodes=num_supernodes, **more)
         # As in a deployment: what a client keeps is in its context and in files, not in memory.
-        where = {"state-dir": "" if state_dir is None else str(state_dir)}
-        if isinstance(node_config, Mapping | None):
-            node_config = [node_config or {}] * num_supernodes
-        each = [where | dict(own) for own in node_config]
-        super().__init__(app, num_supernodes=num_supernodes, node_config=each, **more)
+        for context in self.contexts.values():
+            if context.node_config["state-dir"] == IN_PROCESS:
+                context.node_config["state-dir"] = "" if state_dir is None else str(state_dir)
         self.faults, self.final, self.new_id = faults, final, new_id
         self.killed = self.restarted = self.done = 0
         self.kinds: set[str] = set()  # types of messages that were sent
@@ -377,8 +376,6 @@ class Federation(InProcessGrid):
             reply = self._replies.pop(numbers[0])
             if word == "late":
                 self._late[numbers[0]] = reply
-        if word == "twice":
-            self._again.append(self._replies[numbers[0]])
         if word == "empty" and self._replies[numbers[0]].has_content():
             self._replies[numbers[0]].content = RecordDict()
         if callable(word):
