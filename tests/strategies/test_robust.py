@@ -33,18 +33,16 @@ KINDS: dict[str, tuple[type[ReportedFedAvg], Any]] = {
 }
 
 
-def hostile(place: int, client: Any) -> Mod:
-    """Send finite weights a thousandfold: from a SuperNode, or of one of its clients."""
+def hostile(place: int) -> Mod:
+    """Send finite weights a thousandfold from a SuperNode."""
 
     def mod(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
         reply = call_next(message, context)
         is_train = message.metadata.message_type == "train"
         if is_train and context.node_config["partition-id"] == place:
             ((name, record),) = reply.content.array_records.items()
-            rows = {key: value.numpy().copy() for key, value in record.items()}
-            for values in rows.values():
-                values[client] *= 1e3
-            reply.content[name] = ArrayRecord({key: Array(value) for key, value in rows.items()})
+            rows = {key: Array(value.numpy() * 1e3) for key, value in record.items()}
+            reply.content[name] = ArrayRecord(rows)
         return reply
 
     return mod
@@ -57,25 +55,10 @@ AVERAGES = (
 )
 
 
-@pytest.mark.parametrize("average", AVERAGES[1:])
-def test_clients_count_whoever_hosts_them(average: RobustSection) -> None:
-    """Two SuperNodes, of which one is hostile in one client alone."""
-    found = []
-    for hosts, mods in ((7, []), (2, []), (2, [hostile(0, 1)])):
-        strategy = make_robust(EgoFedAvg, average, EGO_SETTINGS)
-        app = ego_app(seven_egos(), client=EgoModelClient, mods=mods)
-        strategy.start(InProcessGrid(app, num_supernodes=hosts), num_rounds=3, timeout=1)
-        found.append(strategy.weights())
-    alone, together, spoilt = found
-    for name, values in alone.items():
-        np.testing.assert_allclose(together[name], values, rtol=1e-4, atol=1e-6)
-        assert np.abs(spoilt[name]).max() < 3
-
-
 def run(method: str, average: RobustSection, is_hostile: bool) -> tuple[list[float], float]:
     """Run ten rounds: the clients' loss after each, and the largest number in the last model."""
     kind, settings = KINDS[method]
-    mods = [hostile(2, ...)] if is_hostile else []
+    mods = [hostile(2)] if is_hostile else []
     is_ego = method != "fedgls"
     egos = {"client": EgoModelClient, "settings": settings, "mods": mods}
     app = ego_app(seven_egos(), **egos) if is_ego else client_app(mods=mods)
