@@ -13,7 +13,6 @@ from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score
 from without_flower import run_without_flower
 
 import flower_graph as fg
-from flower_graph.apps.run import run
 from flower_graph.data.graph import called
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError, OutputError
@@ -49,31 +48,26 @@ def check_accuracies(setup: Setup, left: fg.Run) -> None:
         assert np.mean(own) == pytest.approx(left.result[f"{role}-accuracy"], abs=2 * atol), role
 
 
-@pytest.fixture(scope="module")
-def left(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Setup, fg.Run, str]:
+def left(name: str) -> tuple[Setup, fg.Run]:
     """Run a method on a small federation, and read what it left."""
-    name: str = request.param
-    setup, out = ALL[name], tmp_path_factory.mktemp("left") / "run"
-    run(setup.load("rounds=3"), out, supernodes=setup.supernodes)
-    return setup, fg.load_run(out), name
+    setup = ALL[name]
+    return setup, fg.load_run(setup.whole("rounds=3", state_dir=None).out)
 
 
 def every(names: Any, fast: Any = FAST) -> Any:
     """Give a test each of some methods' runs."""
-    return pytest.mark.parametrize("left", tried(names, fast=fast), indirect=True)
+    return pytest.mark.parametrize("name", tried(names, fast=fast))
 
 
 @every(ALL)
-def test_predictions_make_the_results_accuracies(left: tuple[Setup, fg.Run, str]) -> None:
-    check_accuracies(*left[:2])
+def test_predictions_make_the_results_accuracies(name: str) -> None:
+    check_accuracies(*left(name))
 
 
 @every([n for n in ALL if n.startswith(("deepwalk", "gat"))], fast=["deepwalk"])
-def test_embeddings_lie_beside_predictions(left: tuple[Setup, fg.Run, str]) -> None:
+def test_embeddings_lie_beside_predictions(name: str) -> None:
     """Of all nodes, with whether they are public; a DeepWalk has no module."""
-    setup, there, _ = left
+    setup, there = left(name)
     config: Any = setup.load("rounds=3")
     method: Any = method_of(config)
     for graph in method.graphs(config):
@@ -89,8 +83,8 @@ def test_embeddings_lie_beside_predictions(left: tuple[Setup, fg.Run, str]) -> N
 
 
 @every(METHODS)
-def test_accuracies_stand_beside_those_of_a_guess(left: tuple[Setup, fg.Run, str]) -> None:
-    setup, there, name = left
+def test_accuracies_stand_beside_those_of_a_guess(name: str) -> None:
+    setup, there = left(name)
     written: Any = there.result["baselines"]
     assert all(v is None or 0 <= v <= 1 for figures in written.values() for v in figures.values())
     found = {key: one["test"] for key, one in written.items() if one["test"] is not None}
@@ -109,9 +103,9 @@ LEARN, JOIN = "fedgls", ("nfedgnn", "deepwalk", "gat")
 
 
 @every(ALL)
-def test_a_newcomer_is_classified_or_refused(left: tuple[Setup, fg.Run, str]) -> None:
+def test_a_newcomer_is_classified_or_refused(name: str) -> None:
     """With the model of all and with a client's, with edges and without."""
-    _, there, name = left
+    _, there = left(name)
     form, n = there.data, 12
     x = torch.rand(n, form.treatment.width, generator=torch.Generator().manual_seed(0)).round()
     ring = torch.stack([torch.arange(n), (torch.arange(n) + 1) % n])
@@ -157,9 +151,9 @@ print("same", len(graphs))
 
 
 @every((name for name in ALL if not name.startswith("deepwalk")), fast=())
-def test_saved_models_are_plain_modules(left: tuple[Setup, fg.Run, str], tmp_path: Path) -> None:
+def test_saved_models_are_plain_modules(name: str, tmp_path: Path) -> None:
     """In a process without Flower each client's model gives what the client predicted."""
-    setup, there, _ = left
+    setup, there = left(name)
     config = setup.load("rounds=3")
     method, graphs = method_of(config), dict[int | None, Any]()
     if isinstance(method, GraphMethod):
