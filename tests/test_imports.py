@@ -72,9 +72,10 @@ def _source(module: str) -> str:
 
 
 @cache
-def _imports(source: str, module: str = "", is_package: bool = False) -> set[str]:
+def _imports(module: str) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    is_package = SOURCES[module].name == "__init__.py"
+    for node in ast.walk(ast.parse(_source(module))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -105,7 +106,7 @@ def _not_below(names: set[str], module: str) -> set[str]:
 
 def test_imports_go_one_way() -> None:
     for module, path in SOURCES.items():
-        names = _imports(_source(module), module)
+        names = _imports(module)
         assert module == FRONT_DOOR or _not_below(names, module) == set(), path
         tops = {name.split(".")[0] for name in names}
         assert not tops & {"strategies", "apps", "conf"}, f"{path}: flower_graph.… is needed"
@@ -114,9 +115,8 @@ def test_imports_go_one_way() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     arrows = {}
-    for module, path in SOURCES.items():
-        is_package = path.name == "__init__.py"
-        named = _imports(_source(module), module, is_package)
+    for module in SOURCES:
+        named = _imports(module)
         # `from a import b` reads the package `a` only where `b` is no module.
         packages = {name.rpartition(".")[0] for name in named & SOURCES.keys()}
         arrows[module] = (named & SOURCES.keys()) - packages - {module}
@@ -131,7 +131,7 @@ def test_dependencies_are_what_the_code_imports() -> None:
     names = {re.split(r"[\[<>=~! ]", one)[0].lower().replace("-", "_") for one in asked}
     called = {"nacl": "pynacl", "sklearn": "scikit_learn", "yaml": "pyyaml"}
     called["mlflow"] = "mlflow_skinny"
-    imported = {n.partition(".")[0] for m in SOURCES for n in _imports(_source(m), m)}
+    imported = {n.partition(".")[0] for m in SOURCES for n in _imports(m)}
     imported -= {*sys.stdlib_module_names, FRONT_DOOR, "_typeshed"}  # the last is for mypy alone
     unseen = {"scipy"}  # PyG needs it to read Planetoid's files, and does not ask for it
     brought = {"ray"}  # by flwr[simulation], which names the version that it works with

@@ -49,7 +49,7 @@ HOLDS, COMMON = "holds which node, from the alignment", "common, from the alignm
         ("fedscem", [], {COMMON: 0.5}, [COUNTS, ROWS]),
         pytest.param("fedscem", [OPEN, PLAIN], {HOLDS: 1.0, COMMON: 1.0}, [], marks=SLOW),
         ("fedgls", [], {"which features": 1.0}, []),
-        ("fedgls", NOISE, {}, ["which features"]),
+        pytest.param("fedgls", NOISE, {}, ["which features"], marks=SLOW),
         # The third attack on PPFL-GNN has 35 private nodes here, too few to tell a weak success
         ("ppfl", [], {"have an edge": 0.8, "has a private one": 0.65}, []),
         pytest.param("ppfl", NOISE, {}, ["have an edge", "has a private one"], marks=SLOW),

@@ -147,9 +147,9 @@ def assert_like(strategy: ModuleFedAvg, wanted: dict[str, Any], tolerance: float
 @pytest.mark.parametrize(("optimiser", "supernodes"), [("keep", 1), ("reset", len(GRAPHS))])
 @pytest.mark.parametrize("name", MODULES)
 def test_it_is_what_a_loop_by_hand_gives(name: str, optimiser: str, supernodes: int):
-    settings = replace(DECAYING, optimiser=optimiser, local_epochs=7)
-    strategy, reports = run(3, supernodes, settings, make=MODULES[name])
-    assert_like(strategy, by_hand(3, settings, MODULES[name]))
+    settings = replace(DECAYING, optimiser=optimiser, local_epochs=5)
+    strategy, reports = run(2, supernodes, settings, make=MODULES[name])
+    assert_like(strategy, by_hand(2, settings, MODULES[name]))
     assert all(report.rejected == [] and report.skipped == "" for report in reports)
 
 

@@ -29,7 +29,7 @@ FORMS = {
 WHO = ("fedavg", "fedprox", "local", "ditto", "fedgta", "fedpub", *FORMS)
 TRIED = [(name, decoder) for name in WHO for decoder in ("dot", "mlp")]
 FAST, SLOW = (), (pytest.mark.slow,)
-MARKS = {("fedavg", "mlp"): FAST, ("own", "mlp"): FAST, ("summed", "dot"): FAST}
+MARKS = {("fedavg", "mlp"): FAST, ("own", "mlp"): SLOW, ("summed", "dot"): FAST}
 MARKS |= dict.fromkeys([("ditto", "mlp"), ("fedprox", "dot"), ("masked", "dot")], SLOW)
 
 

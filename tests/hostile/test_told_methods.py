@@ -22,7 +22,6 @@ FAST = (  # besides what lying_grid tells, all of which is refused
     ("sum", "train.sum_mask config/limit", "one"),
     ("sum", "train.sum_reveal config/reveal-limit", "one"),
     ("sum", "train.sum_list config/list-parties", "one"),
-    ("PPFL-GNN", "train config/claim-means", "run"),
 )
 # Of which CI tries all; all others wait for a release
 SOME = {"sum": ["train.sum_mask config/mask-live"], "PPFL-GNN": ["train config/claim-means"]}
