@@ -156,6 +156,7 @@ class SumRound:
         self._packets = np.zeros((m, k, PACKET_BYTES), np.uint8)
         self.live = np.zeros(m, np.bool_)  # prepared, and with enough prepared partners
         self.contributed = np.zeros(m, np.bool_)
+        self._kinds = np.zeros(m, np.uint8)  # what is to be revealed of each party
         self.shares = np.zeros((m, k, SHARE_BYTES), np.uint8)  # by dealer and the holder's column
         self.has = np.zeros((m, k), np.bool_)
         # Whose packet a holder cannot open, as it says; by dealer and the holder's column
@@ -203,18 +204,18 @@ class SumRound:
 
     def prepare_requests(self) -> dict[int, PrepareRequest]:
         """Ask for keys and shares; partners and terms of an epoch are known to its parties."""
-        everyone = np.ones(len(self.parties), np.bool_)
-        return {} if self.skipped else self._ask("prepare", everyone, self._prepare_request)
+        bound = (self._server.bindings[party] for party in self.parties.tolist())
+        keys = rows_of([one.channel_key.tobytes() for one in bound], -1, channel.KEY_BYTES)
 
-    def _prepare_request(self, row: int) -> PrepareRequest:
-        request = PrepareRequest(self.run_id, self.number)
-        if self._epoch is None:
-            request.threshold, request.minimum = self.threshold, self.minimum
-            request.partners = partners = self.parties[self.partners[row]]
-            bindings = [self._server.bindings[party] for party in partners.tolist()]
-            keys = (one.channel_key.tobytes() for one in bindings)
-            request.channel_keys = rows_of(keys, partners.size, channel.KEY_BYTES)
-        return request
+        def write(row: int) -> PrepareRequest:
+            request, partners = PrepareRequest(self.run_id, self.number), self.partners[row]
+            if self._epoch is None:
+                request.threshold, request.minimum = self.threshold, self.minimum
+                request.partners, request.channel_keys = self.parties[partners], keys[partners]
+            return request
+
+        everyone = np.ones(len(self.parties), np.bool_)
+        return {} if self.skipped else self._ask("prepare", everyone, write)
 
     def _take_prepare(self, row: int, reply: PrepareReply) -> None:
         key = reply.round_key.tobytes()
@@ -362,6 +363,7 @@ class SumRound:
         self._stage = "unmask"
         if not self._enough(self.contributed, "sent their vectors"):
             return {}
+        self._kinds = revealed(self.contributed, self.live)
         rows = self.live & self.live[self.partners].any(1)
         if self._epoch is not None:  # without enough partners' signatures a party refuses
             rows = self.signed & (self.signed[self.partners].sum(1) >= self.threshold)
@@ -374,11 +376,6 @@ class SumRound:
             return UnmaskRequest(*about, count, self.contributed[partners])
         columns = np.flatnonzero(self.signed[partners])[: self.threshold]
         return UnmaskRequest(*about, columns=columns, signatures=self.lists[partners[columns]])
-
-    @property
-    def _kinds(self) -> Bytes:
-        """What is revealed of each party, ``[m]``."""
-        return revealed(self.contributed, self.live)
 
     def _take_shares(self, row: int, reply: UnmaskReply) -> None:
         asked = self._kinds[self.partners[row]]
