@@ -7,6 +7,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -16,8 +17,6 @@ from flower_graph.engine.machine import processor
 from flower_graph.records.rounds import format_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
-# As the installed command starts
-COMMAND = [sys.executable, "-c", "from flower_graph.apps.cli.main import main; exit(main())"]
 PACKAGES = ("flwr", "numpy", "ray", "torch", "torch-geometric")
 
 
@@ -77,6 +76,14 @@ def run_module(module: str, arguments: Sequence[str] = ()) -> Any:
     if done.returncode or not lines:
         raise RuntimeError(f"benchmarks.{module} ended with code {done.returncode}")
     return json.loads(lines[-1])
+
+
+def command_of(tree: Path) -> list[str]:
+    """Return how Python starts the command of a checkout, wherever its module lies."""
+    project = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, _, function = project["scripts"]["flower-graph"].partition(":")
+    code = f"import sys; from {module} import {function}; sys.exit({function}())"
+    return [sys.executable, "-c", code]
 
 
 def environment_of(tree: Path, threads: int, bytecode: str) -> dict[str, str]:

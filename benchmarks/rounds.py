@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.measure import COMMAND, ROOT, Table, environment_of, say, spread, table
+from benchmarks.measure import ROOT, Table, command_of, environment_of, say, spread, table
 
 WARM_UP = 2  # rounds that are not counted: packing, first touch of memory
 TURNS, THREADS = 3, (1, 2)
@@ -47,7 +47,7 @@ CASES = (
     Case("nfedgnn/cora-linqs", rounds=42, loop="central"),
     Case("nfedgnn/cora-summed", rounds=42, loop="central"),
     Case("quickstart", rounds=42, loop="central"),
-    Case("fedscem/cora-linqs", rounds=14),
+    Case("fedscem/cora-linqs", rounds=14, loop="fedscem"),
     Case("fedgls/cora-linqs", rounds=14),
     Case("ppfl/cora-linqs-gat", rounds=8),
     Case("fedgta/cora-linqs"),
@@ -60,6 +60,9 @@ CASES = (
 )
 QUICK = (
     Case("fedavg/cora-linqs", ("partition.clients=3",), 4, "fedavg", (), (1,)),
+    Case(
+        "fedscem/cora-linqs", ("partition.clients=4", "strategy.limit=1000"), 4, "fedscem", (), (1,)
+    ),
     Case("quickstart", (), 4, "central", (), (1,)),
 )
 
@@ -69,7 +72,7 @@ def run_rounds(tree: Path, case: Case, threads: int, bytecode: str) -> list[floa
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         words = ["run", case.config, f"rounds={case.rounds}", *case.settings, *case.flags]
-        command = [*COMMAND, *words, "device=cpu", "--quiet", "--out", str(out)]
+        command = [*command_of(tree), *words, "device=cpu", "--quiet", "--out", str(out)]
         environment = environment_of(tree, threads, bytecode)
         done = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -123,8 +126,8 @@ def main() -> None:
     head += ["before", "now in times of before"] * bool(given.against)
     rows = [measure(case, trees, threads, turns) for case in cases for threads in case.threads]
     about = """`flower-graph run` with these words; the loops are those of `benchmarks/loops.py`: an
-    epoch of PyG's centralised GCN beside nFedGNN, PyG clients one after the other beside FedAvg,
-    without messages."""
+    epoch of PyG's centralised GCN beside nFedGNN, PyG clients one after the other beside the
+    others, without messages and masks."""
     tables: list[Table] = [table("A round", about, head, rows)]
     print(json.dumps(tables))
 

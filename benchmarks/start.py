@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.measure import COMMAND, ROOT, environment_of, say, spread, table
+from benchmarks.measure import ROOT, command_of, environment_of, say, spread, table
 from flower_graph.apps.cli.launch import engine_command, engine_environment, guarded, write_app
 
 TIMES, SUPERNODES = 7, 2
@@ -89,7 +89,7 @@ def command_rows(trees: dict[str, Path], times: int) -> list[list[str]]:
         for number in range(times + 1):
             for side, tree in trees.items():
                 every = {name: [sys.executable, *words] for name, words in BASES.items()}
-                every |= {name: [*COMMAND, *w] for name, (_, w) in COMMANDS.items()}
+                every |= {name: [*command_of(tree), *w] for name, (_, w) in COMMANDS.items()}
                 for name, words in every.items():
                     seconds = seconds_of(tree, words, bytecode)
                     if number:  # the first turn compiles the library
@@ -146,7 +146,7 @@ def quickstart() -> float:
     """Run the command."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["run", "quickstart", "rounds=2", "--engine", "flwr", "--out", f"{folder}/run"]
-        command = [*COMMAND, *words, "--supernodes", str(SUPERNODES)]
+        command = [*command_of(ROOT), *words, "--supernodes", str(SUPERNODES)]
         return seconds_to("round 1/2", command, dict(os.environ))
 
 

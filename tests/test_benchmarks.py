@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import measure, run
+from benchmarks import gpu, measure, run
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -50,3 +50,9 @@ def test_a_part_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "results.json").exists()
     with pytest.raises(SystemExit):
         bench("rounds", tmp_path)
+
+
+@pytest.mark.parametrize("name", gpu.CASES)
+def test_rounds_are_compared_with_a_device_that_stands_in(name: str) -> None:
+    entry = gpu.compare(name, gpu.CASES[name][1][0], "cpu")
+    assert entry["equal"] and entry["loss-difference"] == 0
