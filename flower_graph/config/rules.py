@@ -82,8 +82,20 @@ def require_library(library: str, key: str, *, extra: str, otherwise: str) -> No
         raise ConfigError(f"{key}: {words}", key=key)
 
 
+# Keys of earlier builds, with what to do instead
+GONE = {
+    "data.split_index": "of k fixed splits a run takes the one of number seed modulo k; set seed",
+    "partition.drawn_share": "each client draws half of a part's nodes; leave the key out",
+    "strategy.block_cap": "key-holders set it, in the node config (block-cap); leave it out",
+    "strategy.most_points": "key-holders set it, in the node config (most-points); leave it out",
+    "strategy.rotations_only": "maps between embeddings are orthogonal; leave the key out",
+}
+
+
 def refuse_key(key: str, known: Sequence[str], where: str = "") -> NoReturn:
     """Raise the error for a key that is not known, naming the nearest one that is."""
+    if key in GONE:
+        raise ConfigError(f"{key} is gone: {GONE[key]}{where}", key=key)
     inside = [other for other in known if other.startswith(f"{key}.")]
     if inside:
         raise ConfigError(f"{key}: a section of {', '.join(inside)}{where}", key=key)

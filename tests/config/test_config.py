@@ -119,6 +119,7 @@ def test_a_refused_override_names_its_key_and_the_nearest_or_the_type():
     for override, end in ends.items():
         said = refusal(override)
         assert said.startswith(override.partition("=")[0]) and said.endswith(end), said
+    assert refusal("data.split_index=1").startswith("data.split_index is gone: ")
     for app in ("fedsgd", "3", "[nfedgnn]", "null"):
         assert refusal(f"app={app}").startswith("app: ")
 
