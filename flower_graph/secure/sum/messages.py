@@ -251,7 +251,7 @@ class UnmaskRequest(RoundMessage, down="sum_unmask", prefix="unmask-"):
 
     # Of a trusted server: how many are in the sum, and which partners
     contributors: Annotated[int, Whole()] = 0
-    listed: Annotated[NDArray[np.bool_], Flags(shape="k")] = none(np.bool_)
+    listed: Annotated[NDArray[np.bool_], Flags("unmask-there", shape="k")] = none(np.bool_)
     # Of one that may lie: places of partners that signed the list
     columns: Annotated[Integers, Exact(shape="s")] = none()
     # these partners' signatures of the list
