@@ -201,12 +201,10 @@ def test_a_round_is_prepared_once_as_it_must_be_and_never_an_older_one():
     node, request = next(iter(world.requests("prepare", 3).items()))
     host = world.hosts[node]
     bad = {
-        "minimum 1": {"minimum": 1},
         "run 0000": {"run_id": NOBODY},
         "0 channel keys": {"channel_keys": request.channel_keys[:0]},
         "low order": zeros(request, "channel_keys"),
         "its own partner": {"partners": np.array([node - 1000])},
-        "minimum 2": {"minimum": 2, "partners": np.zeros(0, np.int64)},
     }
     all_refused(host.prepare, request, bad, RefusedError)
     host.prepare(request)  # none of these attempts has used up the round
