@@ -46,6 +46,7 @@ T = TypeVar("T")
 WIDE = (torch.float64, torch.int64, torch.int32)  # numbers with more digits than float32
 WITHOUT = "without"  # no features are made for a graph that has none, whatever a user may set
 DEGREES = 32  # features that stand for degrees: 0, 1, ..., and 31 or more
+FRACTION = "a class must be a whole number; task=values learns such numbers"
 FINITE = "must be finite, below 3e38; data.missing=mean fills NaN"
 _said: set[tuple[str, str]] = set()
 
@@ -557,8 +558,12 @@ def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str
             raise unfit("y", given, "a whole number for each row of x; of one-hot rows y.argmax(1)")
         if not given.is_floating_point():
             return given.long()
+        read = given.double().nan_to_num(-1, EXACT, EXACT)  # at once: there may be millions
+        if (wrong := (read != read.round()) | (read.abs() >= EXACT)).any():
+            node = int(wrong.nonzero()[0])
+            raise FractionalLabelsError(f"y[{node}] is {given[node].item()}: {FRACTION}")
         notes.append(f"labels of {given.dtype} taken as whole numbers")
-        y = given.tolist()
+        return read.long()
     every = (int(one) if isinstance(one, bool) else one for one in listed("y", y))
     words = [*each(every, word_of, "y[{}] (of one-hot rows y.argmax(1))".format)]
     words = [None if word == UNLABELLED else word for word in words]
@@ -569,8 +574,7 @@ def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str
     except ValueError:
         return words
     if other := [one for one in numbers if not (math.isnan(one) or one.is_integer())]:
-        fraction = "a class must be a whole number; task=values learns such numbers"
-        raise FractionalLabelsError(f"y[{numbers.index(other[0])}] is {other[0]}: {fraction}")
+        raise FractionalLabelsError(f"y[{numbers.index(other[0])}] is {other[0]}: {FRACTION}")
     whole = [int(word or -1) for word in words if word is None or WHOLE.fullmatch(word)]
     is_whole = len(whole) == len(words) and all(abs(one) < EXACT for one in whole)
     return torch.tensor(whole).long() if is_whole else words

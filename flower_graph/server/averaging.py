@@ -552,7 +552,7 @@ def check_replies(
     common = max(forms, key=forms.__getitem__, default=frozenset())
     found, rejected = list[ClientReply](), whole.rejected
     for node, own in whole.values.items():
-        hosted = asked.get(node, ())
+        hosted = dict.fromkeys(asked.get(node, ()))  # a set in their order
         for client, (part, form) in own.items():
             if form != common:
                 odd = brief(sorted({name for name, _ in common ^ form}), 80)
@@ -560,7 +560,8 @@ def check_replies(
                 said[node].setdefault(client, why)
                 continue
             extras = part.content.pop(keys.EXTRAS, None)  # Flower averages one record of arrays
-            more = _decoded(extras) if isinstance(extras, ArrayRecord) else {}
+            trains = wanted.model is not None  # else nobody has checked what is beside
+            more = _decoded(extras) if trains and isinstance(extras, ArrayRecord) else {}
             found.append(ClientReply(tuple(hosted) if client is None else (client,), part, more))
         for client, why in said[node].items():
             line = why if client is None else f"client {client}: {why}"

@@ -113,7 +113,7 @@ class Membership:
 
     def refusal(self, answer: Answered) -> str:
         """Return why a newcomer does not fit this run, or an empty string."""
-        if (form := self.form_of(answer)) != self.form:
+        if self.form is not None and (form := self.form_of(answer)) != self.form:
             return f"its arrays are of {form} numbers, the others' of {self.form}"
         is_unnamed = self._named and not answer.clients
         return "it does not say which clients it hosts" if is_unnamed else ""
@@ -160,10 +160,11 @@ class Membership:
             answers |= {entry.node_id: Enrolment() for entry in silent}
         refused = [entry for entry in replies.rejected if entry.node_id not in answers]
         order = sorted(answers.items())
-        if self.form is None and answers:  # the first SuperNode must not decide for all
-            forms = [self.form_of(answer) for answer in answers.values()]
-            self.form = max(forms, key=lambda form: (forms.count(form), form))
         own = {node: np.asarray(answer.clients, np.int64).tolist() for node, answer in order}
+        if self.form is None:  # neither the first SuperNode nor strangers decide for all
+            good = [a for n, a in order if not (self._unlisted(n, own[n]) or self.refusal(a))]
+            forms = [self.form_of(answer) for answer in good]
+            self.form = max(forms, key=lambda form: (forms.count(form), form), default=None)
         reasons = self._refused(order, own, set(connected))
         self.strangers = set(reasons)
         for node, answer in order:

@@ -57,7 +57,8 @@ class ByteLedger:
         return copy.deepcopy(vars(self))
 
     def load_state_dict(self, state: StateDict) -> None:
-        vars(self).update(copy.deepcopy(dict(state)))
+        self.payload = {way: dict(state["payload"][way]) for way in DIRECTIONS}
+        self.wire = {way: state["wire"][way] for way in DIRECTIONS}
 
 
 # How large a reply may be ------------------------------------------------------------------------

@@ -137,16 +137,17 @@ class PublicMembership(Membership):
         return answer.dimension
 
     def refusal(self, answer: EmbeddingEnrolment) -> str:
+        held = answer.held
         if (registry := self.registry) is not None:
-            hosts = (n for n in registry.active if registry.parties[n].may_host(answer.held))
+            hosts = (n for n in registry.active if registry.parties[n].may_host(held))
             party = next(hosts, None)
             if party is None or answer.signature is None:
                 return "its claim of nodes is not signed, or no party may host all its clients"
-            parts = claim_parts(self.run_id(), answer.held)
+            parts = claim_parts(self.run_id(), held)
             if not registry.verify(party, answer.signature.tobytes(), *parts):
                 return f"party {party}: {UNSIGNED}"
             self.claims[party] = answer
-        for client, nodes in answer.held.items():
+        for client, nodes in held.items():
             # Its embeddings and means are in the order of these nodes.
             if not np.array_equal(self.ids.get(client, nodes), nodes):
                 return f"client {client} has other public nodes than before: ids must stay the same"

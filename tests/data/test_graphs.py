@@ -67,6 +67,7 @@ ROWS: list[Row] = [
     ("labels: `num_classes`", {"num_classes": torch.tensor(7)}, ""),
     ("labels: `num_classes`", {"num_classes": 1}, "!num_classes = 1"),
     ("labels: half numbers", {"y": torch.tensor([0.0, 1, 0.5, 1, 0, 1])}, "!y[2] is 0.5"),
+    ("labels: half numbers", {"y": torch.tensor([0.0, 1, 0, 1, 0, 1e17])}, "!y[5] is 9.9"),
     ("labels: several a node", {"y": torch.zeros(6, 3, dtype=torch.int64)}, "!y is torch.int64"),
     ("labels: more or fewer than nodes", {"y": torch.tensor([0, 1])}, "!y is torch.int64 [2]"),
     ("labels: none at all", {"y": torch.full((6,), -1), **NO_MASKS}, "!y: "),

@@ -362,6 +362,11 @@ def test_metrics_as_most_have_them():
     assert check(*[content(metrics=common)] * 2, *odd)[0] == [1, 2]
 
 
+def test_arrays_beside_measurements_are_not_read():
+    torn = RecordDict({**GOOD, "extras": ArrayRecord({"b": TORN})})
+    assert check(content(), torn, model=None) == ([1, 2], {})
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf, [1.0, math.nan]])
 def test_measurements_are_finite(loss: Any):
     good = 1.0 if isinstance(loss, float) else [1.0, 1.0]

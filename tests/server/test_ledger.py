@@ -147,6 +147,9 @@ def test_ledger_adds_up_by_direction_and_kind_and_survives_a_checkpoint() -> Non
     ledger.count("up", "latent", 1)
     assert restored.payload == {"up": {"latent": 120}, "down": {"gradient": 2**40}}
     assert restored.wire == {"up": 300, "down": 0}
+    for damaged in ({}, {"payload": {}, "wire": {}}, {"payload": 1, "wire": {"up": 1, "down": 1}}):
+        with pytest.raises((KeyError, TypeError)):
+            restored.load_state_dict(damaged)
 
 
 # The picture -------------------------------------------------------------------------------------

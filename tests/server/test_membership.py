@@ -122,6 +122,19 @@ def test_who_may_speak_for_whom_by_the_list() -> None:
     assert who.hear({5: [0], 6: [0, 1], 7: [1]}).keys() == {6}
 
 
+def test_strangers_do_not_decide_which_arrays_all_send() -> None:
+    class Sized(Asked):
+        def form_of(self, answer: Enrolment) -> int:
+            return len(answer.clients)
+
+    who = Sized()
+    who.listed = listed(({0}, None), ({1}, None))
+    assert who.hear({6: [2, 3], 7: [4, 5]}).keys() == {6, 7}
+    assert who.hear({5: [0], 6: [2, 3], 7: [4, 5]}).keys() == {6, 7}
+    assert who.hear({8: [1], 9: [0, 1]}).keys() == {9}
+    assert who.clients == {5: [0], 8: [1]}
+
+
 def test_no_more_than_may_enrol() -> None:
     """Nothing decides among those of the first enrolment; later strangers are left out."""
     who = Asked()
