@@ -187,6 +187,17 @@ def test_detached_processes_are_found_and_ended(tmp_path: Path) -> None:
     assert marked_processes(MARK, other) == [] and not folder.exists()
 
 
+def test_termination_leaves_the_block_before_the_folders_are_removed(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as caught, guarded(MARK, uuid.uuid4().hex, tmp_path):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        finally:
+            assert tmp_path.exists()
+    assert caught.value.code == 128 + signal.SIGTERM and not tmp_path.exists()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
 def test_descendants_without_the_mark_are_found() -> None:
     value = uuid.uuid4().hex
     inner = [sys.executable, "-c", "import time; time.sleep(600)"]

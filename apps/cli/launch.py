@@ -10,10 +10,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -79,14 +81,27 @@ def guarded(name: str, value: str, *folders: Path) -> Iterator[None]:
     """Have a process end those with a variable in their environment, and remove folders.
 
     It does so when the block ends, or when this process dies in whatever way: then nobody is at the
-    other end of a pipe. Signals that reach this process do not reach the guard.
+    other end of a pipe. Signals that reach this process do not reach the guard. A termination
+    signal leaves the block by SystemExit, so that what is to be kept of the folders is kept.
     """
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    # Handlers are the main thread's to set, and `nohup` is left as it is
+    ending = (signal.SIGTERM, signal.SIGHUP)
+    is_main = threading.current_thread() is threading.main_thread()
+    usual = [one for one in ending if is_main and signal.getsignal(one) is signal.SIG_DFL]
     words = [sys.executable, "-c", GUARD, ROOT, name, value, *map(str, folders)]
     guard = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
     try:
+        for one in usual:
+            signal.signal(one, leave)
         yield
     finally:
         guard.communicate()
+        for one in usual:
+            signal.signal(one, signal.SIG_DFL)
     if guard.returncode:
         raise EngineFailedError("processes of Flower or Ray cannot be ended")
 

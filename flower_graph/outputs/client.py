@@ -89,7 +89,7 @@ class FigureLog:
 
     def add(self, *columns: Any) -> None:  # numbers, or arrays of them
         """Append a round's rows: columns as in ``ROW``, or what all rows have."""
-        rows = np.zeros(np.size(columns[1]), ROW)
+        rows = np.zeros(len(columns[1]), ROW)
         for name, values in zip(ROW.names or (), columns, strict=True):
             rows[name] = values
         with files.append(self._path, 0o600) as file:

@@ -206,7 +206,9 @@ def _ask(outputs: ClientOutputs, action: str, number: int, best: int = 0, **more
 
 def _measure(outputs: ClientOutputs, number: int) -> None:
     accuracy = np.array([[number / 10, np.nan, 0.5], [0.25, 0.5, 0.75]])
-    outputs.measured(number, [3, 4], loss=[1.0, 2.0], accuracy=accuracy, nodes=[10, 20])
+    outputs.measured(
+        number, torch.tensor([3, 4]), loss=[1.0, 2.0], accuracy=accuracy, nodes=[10, 20]
+    )
 
 
 @pytest.fixture
