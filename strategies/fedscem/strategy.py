@@ -555,7 +555,8 @@ class EgoSession(Session):
         elif self.members.out.isdisjoint(clients):  # otherwise the spoiler is known
             silent = {entry.node_id for entry in [*replies.rejected, *found.silent]}
             hosted = self.members.clients
-            absent = [c for c in clients if any(c in hosted.get(node, ()) for node in silent)]
+            gone = {client for node in silent for client in hosted.get(node, ())}
+            absent = [client for client in clients if client in gone]
             for node, listed in replies.values.items():
                 absent += [c for c in masks[node].clients.tolist() if c not in listed]
             aligner.union_failed(f"their tables could not be added up: {found.skipped}", absent)

@@ -66,7 +66,7 @@ from flower_graph.data.sources.names import (
     folder_path,
     graphs_in,
 )
-from flower_graph.data.sources.tables import CLIENT
+from flower_graph.data.sources.tables import CLIENT, names_clients
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 from flower_graph.wire.keys import ROLES
@@ -413,7 +413,7 @@ def clients_path(data: DataConfig) -> Path | None:
 @lru_cache(maxsize=16)
 def _says_clients(file: Path, saved: int, how: ReadOptions) -> bool:
     # With ``saved``, a file that was changed is read again
-    return read_file(file, how).get(CLIENT) is not None
+    return names_clients(file) if file.is_dir() else read_file(file, how).get(CLIENT) is not None
 
 
 def is_one_graph(path: Path | str) -> bool:

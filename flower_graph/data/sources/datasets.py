@@ -13,6 +13,7 @@ import hashlib
 import inspect
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -254,7 +255,11 @@ def saved_at(name: str) -> int:
     """Return when a file, or the last of a folder's, was saved; 0 for other names."""
     # With it a cache reads a new one anew.
     path = Path(name)
-    files = [path] if path.is_file() else [*path.glob("*"), *path.glob("*/*.csv")]
+    if not path.is_dir():
+        return path.stat().st_mtime_ns if path.is_file() else 0
+    files = [*os.scandir(path)]  # asked for every message: one look at each file
+    own = (file for at in files if at.is_dir() for file in os.scandir(at))
+    files += [file for file in own if file.name.endswith(".csv")]
     return max((file.stat().st_mtime_ns for file in files if file.is_file()), default=0)
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 from xml.etree import ElementTree
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from flower_graph.config.common import COMMA, ONE_HOT
 from flower_graph.data.description import BLANK, each, number_of, saying, word_of
-from flower_graph.data.features import Columns, ReadOptions, encode_words
+from flower_graph.data.features import PLAIN, Columns, ReadOptions, encode_words
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources.names import EDGES, NODES
 from flower_graph.errors import DataError
@@ -220,7 +220,15 @@ def read_tables(folder: Path, how: ReadOptions) -> dict[str, object]:
     return _graph(nodes, nodes.cells[roles.names[0]], roles, edges)
 
 
-def _read_table(path: Path, how: ReadOptions) -> _Entries:
+def names_clients(folder: Path) -> bool:
+    """Return whether tables have a column for the client, from their header alone."""
+    with saying(f"file {folder}"):
+        header = _read_table(folder / NODES, PLAIN, lines=1).cells
+    return CLIENT in [key.lower() for key in header]
+
+
+def _read_table(path: Path, how: ReadOptions, lines: int | None = None) -> _Entries:
+    """Read a table, or so many lines of it."""
     with (
         reading(path.name, DataError),
         saying(path.name),
@@ -232,7 +240,7 @@ def _read_table(path: Path, how: ReadOptions) -> _Entries:
         reader = csv.reader(stream, delimiter=delimiter, strict=True)
         try:
             places, rows = list[int](), list[list[str]]()
-            for row in reader:
+            for row in islice(reader, lines):
                 if any(cell.strip(BLANK) for cell in row):
                     places.append(reader.line_num)
                     rows.append(row)
