@@ -164,7 +164,8 @@ class Membership:
         if self.form is None:  # neither the first SuperNode nor strangers decide for all
             good = [a for n, a in order if not (self._unlisted(n, own[n]) or self.refusal(a))]
             forms = [self.form_of(answer) for answer in good]
-            self.form = max(forms, key=lambda form: (forms.count(form), form), default=None)
+            # Of two as common the smaller: what is made for all has this size
+            self.form = min(forms, key=lambda form: (-forms.count(form), form), default=None)
         reasons = self._refused(order, own, set(connected))
         self.strangers = set(reasons)
         for node, answer in order:

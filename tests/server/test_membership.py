@@ -133,6 +133,7 @@ def test_strangers_do_not_decide_which_arrays_all_send() -> None:
     assert who.hear({5: [0], 6: [2, 3], 7: [4, 5]}).keys() == {6, 7}
     assert who.hear({8: [1], 9: [0, 1]}).keys() == {9}
     assert who.clients == {5: [0], 8: [1]}
+    assert Sized().hear({1: [0], 2: [1, 2]}).keys() == {2}  # of two as common the smaller
 
 
 def test_no_more_than_may_enrol() -> None:
