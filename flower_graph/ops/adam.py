@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -38,14 +39,16 @@ def adam_rows_(
     _adam(_runs((weight, gradient, exp_avg, exp_avg_sq), step, ptr), rates, fused=True)
 
 
-def _runs(rows: Iterable[Tensor], step: Tensor, ptr: Sequence[int]) -> list[Sequence[Tensor]]:
+def _runs(rows: Sequence[Tensor], step: Tensor, ptr: Sequence[int]) -> list[Sequence[Tensor]]:
     """Cut rows where neighbours have taken different numbers of steps: usually nowhere."""
+    device, taken = rows[0].device, step.tolist()
+    if taken.count(taken[0]) == len(taken):  # quick: small models take many steps
+        return [(*rows, torch.tensor(taken[0] - 1.0).to(device))] if taken[0] else []
     counts, groups = torch.unique_consecutive(step, return_counts=True)
-    ends = [0, *(ptr[at] for at in groups.cumsum(0).tolist())]
-    parts = zip(*(one.split(group_sizes(ends)) for one in rows), counts, strict=True)
-    # Adam counts the step itself.
-    every = [(*part, (count - 1).float().to(part[0].device)) for *part, count in parts]
-    return [run for run, is_moved in zip(every, (counts > 0).tolist(), strict=True) if is_moved]
+    sizes = group_sizes([0, *(ptr[at] for at in groups.cumsum(0).tolist())])
+    steps = (counts - 1).float().to(device).unbind()  # Adam counts the step itself
+    parts = zip(*(one.split(sizes) for one in rows), steps, strict=True)
+    return [*compress(parts, (counts > 0).tolist())]
 
 
 def _adam(every: Sequence[Sequence[Tensor]], rates: Rates, *, fused: bool) -> None:
@@ -133,7 +136,7 @@ class Adam:
             held["step"] += 1 if moves is None else moves
             taken = held["step"] if moves is None else held["step"] * moves
             is_turned = not parameter.is_contiguous()
-            flat = ((one.transpose(-1, -2) if is_turned else one).flatten(1) for one in tensors)
+            flat = [(one.transpose(-1, -2) if is_turned else one).flatten(1) for one in tensors]
             runs += _runs(flat, taken, self.bounds.get(parameter) or range(len(parameter) + 1))
         _adam(runs, rates, fused=True)
         _adam(whole, rates, fused=False)
