@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from flower_graph.client.state import CohortState, Tensors
+from flower_graph.client.state import CohortState, Tensors, forms_of
 from flower_graph.errors import MalformedReplyError, RefusedError, StateLostError, brief
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops.procrustes import alignment_precision, orthogonal_procrustes
@@ -436,7 +436,10 @@ class SingleModels:
     def train(self, asked: Asked, server_round: int) -> dict[int, float]:
         each = asked.items()
         losses = {c: float(self._models[c].learn(*given, server_round)) for c, given in each}
-        for name, value in self._copied().items():
+        now = self._copied()
+        if forms_of(now) != forms_of(self.tensors):
+            raise ValueError("state_dict: names, shapes and types must stay as `build` made them")
+        for name, value in now.items():
             self.tensors[name].copy_(value)
         return losses
 
@@ -596,8 +599,8 @@ class PublicNodeClient(NumPyClient):
         return reply
 
     def _made(self, tensors: Tensors | None) -> tuple[LearntState, Tensors]:
-        own, size = dict(tensors or {}), self.dimension
-        none = torch.full((len(self.members), size, size), math.nan, dtype=torch.float64)
+        own, shape = dict(tensors or {}), (len(self.members) if self.turns else 0, self.dimension)
+        none = torch.full((*shape, self.dimension), math.nan, dtype=torch.float64)
         turns = own.pop(TURNS, none)
         models = self._make(None if tensors is None else own)
         return LearntState(models, turns), models.tensors | ({TURNS: turns} if self.turns else {})

@@ -11,8 +11,9 @@ import pytest
 import torch
 from federation import who_of
 from flwr.app import Context, Message, RecordDict
-from public_helpers import make_grid, run, silent, still, still_member, toy_members
+from public_helpers import ToyModel, make_grid, run, silent, still, still_member, toy_members
 from scipy.linalg import orthogonal_procrustes as reference
+from torch import Tensor
 
 from flower_graph.data.description import NewGraph
 from flower_graph.errors import DataError, OutputError
@@ -252,6 +253,17 @@ def test_means_that_do_not_fit_change_nothing(means: Any) -> None:
     again = PublicNodeClient(context(), toy_members(2)[1:])
     assert np.array_equal(rows_of(ask(again, 1)), before)
     assert np.array_equal(rows_of(ask(again, 2)), rows_of(ask(host, 2)))
+
+
+def test_a_state_that_changes_its_form_is_refused() -> None:
+    class Growing(ToyModel):
+        def state_dict(self) -> dict[str, Tensor]:
+            return super().state_dict() | ({"more": torch.zeros(1)} if int(self.rounds) else {})
+
+    grows = partial(Growing, np.zeros((6, 3), np.float32))
+    member = replace(toy_members(1)[0], build=grows, judge=None)
+    with pytest.raises(ValueError, match="state_dict: names"):
+        ask(PublicNodeClient(context(), [member]), 1)
 
 
 def test_disagreement_by_hand() -> None:
