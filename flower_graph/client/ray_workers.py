@@ -40,6 +40,7 @@ Actor = Any  # a handle of one of Ray's, which gives its methods no types
 GPUS = "resident-num-gpus"  # of the run config
 OUT = "output-dir"  # of the run config
 POLL = 0.02  # seconds between two looks whether Flower has started Ray
+RESTART = 60.0  # seconds at most that a worker may take to start again
 LOST = "the process that keeps its clients died, or its machine did"
 
 
@@ -96,10 +97,7 @@ class RayHome:
     workers: int
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Have the SuperNode's worker answer; if it dies, the clients' state is lost.
-
-        Ray starts the worker again and hands it the message once more, so that its SuperNodes miss
-        this message alone.
+        """Have the SuperNode's worker answer. If the worker dies, the clients' state is lost.
 
         Raises
         ------
@@ -115,7 +113,11 @@ class RayHome:
             raise error.cause from error
         except RayActorError as error:
             LOG.warning("%s: %s", LOST, error)
-            return lost_reply(StateLostError(f"{LOST}: {error}"), message)
+            # Its SuperNodes miss one message only: the next one finds it started again. The message
+            # is not repeated, since a worker that was out of reach may have answered it.
+            there = worker.__ray_ready__.options(max_task_retries=-1).remote()
+            ray.wait([there], timeout=RESTART)
+            return lost_reply(StateLostError(LOST), message)
         reply, context.state = answer
         return reply
 
@@ -174,8 +176,7 @@ def _actor(kind: type, machine: str, soft: bool = True, /, **more: object) -> Ac
     placed = NodeAffinitySchedulingStrategy(machine, soft=soft)
     actor: Actor = ray.remote(kind)
     # Ray draws the machine of an actor that asks for nothing: so each asks for a byte of memory
-    how = {"num_cpus": 0, "memory": 1, "max_restarts": -1, "max_task_retries": 1}
-    return actor.options(scheduling_strategy=placed, **how, **more)
+    return actor.options(num_cpus=0, memory=1, max_restarts=-1, scheduling_strategy=placed, **more)
 
 
 def _places(gpus: float) -> list[str]:
