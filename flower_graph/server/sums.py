@@ -285,14 +285,14 @@ class SumServer(Membership):
     def remark(self, reason: Reason) -> None:
         self.blamed.append(reason)
 
-    def exclude_for(self, reason: Reason) -> None:
-        """Exclude a party, with all clients of its SuperNode."""
+    def exclude_for(self, reason: Reason, keys: KeyReply) -> None:
+        """Exclude a party, with all clients that its SuperNode enrolled with."""
         assert reason.client is not None
-        hosted = set(self.bindings[reason.client].clients.tolist())
-        node = self.bound[min(hosted)]
+        hosted = set(keys.clients.tolist())
         if reason.kind is Cause.PROVEN:
-            self._cheats += node not in self._barred
-            self._barred.add(node)
+            self._cheats += not hosted <= self._excluded
+            if self._is_same(keys):  # otherwise another SuperNode has come with these numbers
+                self._barred.add(self.bound[min(hosted)])
         text = f"{reason.text} (client {reason.client}, same SuperNode)"
         for one in sorted(hosted - self._excluded):
             is_it = one == reason.client
@@ -547,7 +547,7 @@ class PartySums(SumServer):
         party, seed = self.nodes[node], reply.seed.tobytes()
         if commit(self.run_id, party, seed) != self.bindings[party].commitment.tobytes():
             text = "it has committed to another seed of the graph"
-            self.exclude_for(Reason(Cause.PROVEN, text, party))
+            self.exclude_for(Reason(Cause.PROVEN, text, party), self.bindings[party])
             raise MalformedReplyError(f"party {party}: {text}")
         return seed
 
@@ -568,7 +568,7 @@ class PartySums(SumServer):
         text = f"{reason.text} (party {party})"
         self.blamed += [replace(reason, client=c, text=text) for c in self.hosted([party])]
 
-    def exclude_for(self, reason: Reason) -> None:
+    def exclude_for(self, reason: Reason, keys: KeyReply) -> None:
         assert reason.client is not None
         self.remark(reason)
         self._cheating.add(reason.client)

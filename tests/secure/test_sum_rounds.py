@@ -289,8 +289,12 @@ def test_wrong_share_is_named_and_its_sender_excluded():
     assert 3 not in world.server.available and 20 in world.server.available
 
 
-def test_mask_key_that_does_not_match_is_named(monkeypatch):
-    """Client 2 shares another mask key than it published, consistently, and vanishes."""
+@pytest.mark.parametrize("replaced", [False, True])
+def test_mask_key_that_does_not_match_is_named(monkeypatch, replaced):
+    """Client 2 shares another mask key than it published, consistently, and vanishes.
+
+    Whoever comes with its number then is not asked in its place, nor at fault.
+    """
     world, deal = World.make(20), SumClient._deal
 
     def share_another(host, kept):
@@ -298,9 +302,16 @@ def test_mask_key_that_does_not_match_is_named(monkeypatch):
         return deal(host, other if host.party == 2 else kept)
 
     monkeypatch.setattr(SumClient, "_deal", share_another)
-    result = world.round(0, mask=[1002])
+    world.prepare(0)
+    if replaced:
+        world.forget(1002)
+        world.enroll(5000, SumClient(world.server.run_id, [2, 20]).keys())
+    world.mask(0, lost=[1002])
+    world.unmask(0)
+    result = world.rounds[0].result()
     assert isinstance(result, Skipped) and "client 2 shared wrongly" in str(result.reason)
     assert world.server.excluded == {2}
+    assert 5000 not in world.server._barred
 
 
 def test_second_late_and_foreign_replies_are_refused():

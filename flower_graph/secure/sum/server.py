@@ -119,7 +119,7 @@ class Hosts(Protocol):
     @property
     def excluded(self) -> set[int]: ...
     def remark(self, reason: Reason) -> None: ...
-    def exclude_for(self, reason: Reason) -> None: ...
+    def exclude_for(self, reason: Reason, keys: KeyReply) -> None: ...
 
 
 class Circle(NamedTuple):
@@ -148,6 +148,7 @@ class SumRound:
         self.number, self._server = number, server
         self._epoch = circle if isinstance(circle, Epoch) else None
         parties = self.parties.tolist()
+        self._bound = [server.bindings[party] for party in parties]
         self._hosted = [local.get(party, []) for party in parties]
         self._rows = {party: row for row, party in enumerate(parties) if party in local}
         self.round_keys = np.zeros((m, channel.KEY_BYTES), np.uint8)
@@ -181,7 +182,12 @@ class SumRound:
 
     def row_of(self, node: int) -> int:
         """Return the row of a SuperNode that is asked in this round, -1 for any other."""
-        return self._rows.get(self._server.nodes.get(node, -1), -1)
+        party = self._server.nodes.get(node, -1)
+        if (row := self._rows.get(party, -1)) < 0:
+            return -1
+        # One that has enrolled with these numbers since then, with other keys, is another
+        keys = self._server.bindings[party].channel_key, self._bound[row].channel_key
+        return row if np.array_equal(*keys) else -1
 
     def _ask(self, stage: str, rows: MASKS, write: Callable[[int], M]) -> dict[int, M]:
         """Begin a stage: write the requests to those parties among ``rows`` that are connected."""
@@ -204,8 +210,8 @@ class SumRound:
 
     def prepare_requests(self) -> dict[int, PrepareRequest]:
         """Ask for keys and shares; partners and terms of an epoch are known to its parties."""
-        bound = (self._server.bindings[party] for party in self.parties.tolist())
-        keys = rows_of([one.channel_key.tobytes() for one in bound], -1, channel.KEY_BYTES)
+        bound = [one.channel_key.tobytes() for one in self._bound]
+        keys = rows_of(bound, -1, channel.KEY_BYTES)
 
         def write(row: int) -> PrepareRequest:
             request, partners = PrepareRequest(self.run_id, self.number), self.partners[row]
@@ -463,7 +469,8 @@ class SumRound:
     # Who is at fault
 
     def _convict(self, row: int, why: str, cause: Cause = Cause.PROVEN) -> None:
-        self._server.exclude_for(Reason(cause, why, int(self.parties[row]), self.number))
+        reason = Reason(cause, why, int(self.parties[row]), self.number)
+        self._server.exclude_for(reason, self._bound[row])
 
     def _note(self, kind: Cause, client: int, text: str) -> None:
         self._server.remark(Reason(kind, text, client, self.number))
