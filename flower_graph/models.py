@@ -358,7 +358,8 @@ class CentralModel(nn.Module):
 
 
 def _dropout(x: Tensor, rate: float) -> Tensor:
-    # ``functional.dropout`` to the bit, but on a CPU it keeps a byte of each number, not four
+    # As ``functional.dropout``, at some rates up to the last bit; but on a CPU it keeps a byte of
+    # each number, not four
     return torch.native_dropout(x, rate, True)[0] if rate else x
 
 
