@@ -92,6 +92,28 @@ def test_a_node_that_lost_its_state_is_left_out_and_too_few_skip():
     assert isinstance(make(1, 1)[1].sum(1, 2), Skipped)
 
 
+@pytest.mark.parametrize("stage", ["sum", "prepare", "mask", "unmask"])
+@pytest.mark.parametrize("entry", ["run", "round"])
+def test_a_reply_about_another_run_or_round_is_refused(stage, entry):
+    grid, secure = make(8, 1)
+    liar, pull, key = list(grid.contexts)[2], grid.pull_messages, f"{stage}-{entry}"
+    other = {"run": bytes(16), "round": 7}[entry]
+
+    def pulled(numbers):
+        for reply in (replies := list(pull(numbers))):
+            said = reply.content.values() if reply.metadata.src_node_id == liar else ()
+            for record in said:
+                record.update({key: other} if key in record else {})
+        return replies
+
+    grid.pull_messages = pulled
+    summed = secure.sum(1, 2)
+    named = [one.reason for one in secure.rejected if one.node_id == liar]
+    is_said = (stage, entry) != ("sum", "round")  # who enrols says no round
+    assert bool(named) == is_said and all(key in reason for reason in named)
+    assert summed.contributors.size == (8 if stage == "unmask" or not is_said else 7)
+
+
 def doubled(nodes, claim):
     """Make a federation whose SuperNodes say by turns which clients they host."""
 
