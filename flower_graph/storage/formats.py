@@ -130,7 +130,9 @@ def load_saved(path: Path) -> Any:
         most = max(size := stream.seek(0, io.SEEK_END), MOST_REPEATED)
         if is_zipped:
             _check_archive(stream, size)
-    content = torch.load(path, map_location="cpu", mmap=is_zipped, weights_only=True)
+    # PyTorch would read and write wherever a sparse tensor's places say
+    with torch.sparse.check_sparse_tensor_invariants():
+        content = torch.load(path, map_location="cpu", mmap=is_zipped, weights_only=True)
     # Not by attributes of Data, some of which are computed (num_classes is not one).
     content = content.to_dict() if hasattr(content, "to_dict") else content
     if unfolded(content, {}, most) > most:

@@ -59,6 +59,21 @@ def test_what_is_honest_is_read(tmp_path: Path, zipped: bool) -> None:
             assert found[name] == value
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_sparse_tensor_with_places_beyond_its_size_is_refused(
+    tmp_path: Path, zipped: bool
+) -> None:
+    ones, far, size = torch.ones(2), torch.tensor([0, 2**40]), (4, 4)
+    coo = torch.sparse_coo_tensor(torch.stack([far, far]), ones, size, check_invariants=False)
+    ptr = torch.tensor([0, 2, 2, 2, 2])
+    csr = torch.sparse_csr_tensor(ptr, far, ones, size, check_invariants=False)
+    for x in (coo, csr):
+        path = tmp_path / "graph.pt"
+        torch.save({"x": x}, path, _use_new_zipfile_serialization=zipped)
+        with pytest.raises(RuntimeError, match=r"ncols|inconsistent"):
+            load_saved(path)
+
+
 def test_what_would_unfold_without_bounds_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     path.write_bytes(packed({"a.npy": npy("<i8", "(8,)")}))
