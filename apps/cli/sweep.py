@@ -41,9 +41,6 @@ MOST_NAME = 80  # letters of a folder's name
 # Trials proposed at a time: the same number on any machine, so that a sweep that was stopped
 # proposes the same ones again, and finds their runs
 BATCH = 4
-VALUE = re.compile(
-    r"""(?:\[[^]]*]|{[^}]*}|'[^']*'|"[^"]*"|[^,])+"""
-)  # ends at a comma outside brackets
 LOGARITHMIC = 100  # ranges whose ends are this many times apart are searched by their logarithm
 
 
@@ -208,9 +205,7 @@ def read_settings(
     fixed, varied = list[str](), dict[str, list[str]]()
     for one in given:
         key, _, text = one.partition("=")
-        values = [
-            *dict.fromkeys(f"{key.strip()}={one.strip()}" for one in VALUE.findall(text) or [""])
-        ]
+        values = list(dict.fromkeys(f"{key.strip()}={value}" for value in split(text)))
         for value in values:
             read_override(value)  # refuses what is no setting at all
         if not ranges and any(".." in value for value in values):
@@ -222,6 +217,19 @@ def read_settings(
         else:
             fixed += values
     return fixed, varied
+
+
+def split(text: str) -> list[str]:
+    """Split values at commas, but not inside brackets or quotation marks."""
+    parts, depth, quote = [""], 0, ""
+    for sign in text:
+        quote = "" if sign == quote else sign if not quote and sign in "'\"" else quote
+        depth += 0 if quote else (sign in "[{") - (sign in "]}")
+        if sign == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return [part.strip() for part in parts]
 
 
 def finish(trials: Sequence[Trial]) -> None:

@@ -30,6 +30,7 @@ DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "WANDB_ERROR_REPORTING": "false",  # reports of errors have paths
 }
+MOST_PARAMS = 100  # that MLflow takes at once
 
 
 @dataclass
@@ -85,6 +86,7 @@ class MLflow(Tracker):
 
     def start(self) -> None:
         from mlflow import MlflowClient
+        from mlflow.entities import Param
 
         address = os.environ.get("MLFLOW_TRACKING_URI") or (self.beside / "mlruns").as_uri()
         self._client = MlflowClient(address)
@@ -96,8 +98,9 @@ class MLflow(Tracker):
         number = experiment.experiment_id if experiment else self._client.create_experiment(named)
         made = self._client.create_run(number, tags={"group": self.group}, run_name=self.name)
         self.identity = str(made.info.run_id)
-        for key, value in self.settings.items():
-            self._client.log_param(self.identity, key, value)
+        params = [Param(key, str(value)) for key, value in self.settings.items()]
+        for first in range(0, len(params), MOST_PARAMS):
+            self._client.log_batch(self.identity, params=params[first : first + MOST_PARAMS])
 
     def log(self, server_round: int, figures: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
