@@ -31,7 +31,7 @@ APPS = ("existing-app", "with-flower-graph", "one-node-per-user")
 METHODS = ("fedgls", "fedscem", "nfedgnn", "ppfl")
 FAST, LONG = "fedscem", (5, 20)
 MARKS = pytest.mark.slow, pytest.mark.release
-SUM_SERVER = "flower_graph.secure.sum.server"
+SUM_SERVER = "flower_graph.server.sums"
 
 
 @pytest.fixture
