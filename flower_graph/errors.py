@@ -3,6 +3,10 @@
 from typing import TypeVar
 
 E = TypeVar("E", bound=Exception)
+# The words with which a client refuses a sum that the server relays to it
+CHANGED_SUM = (
+    "a relayed sum is not what its contributors have sent: this SuperNode takes no step with it"
+)
 
 
 class ConfigError(ValueError):

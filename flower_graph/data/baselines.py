@@ -42,7 +42,7 @@ JUDGED = ("test", "val")
 MAJORITY, OWN_MAJORITY, REGRESSION = "majority", "majority-per-client", "logistic-regression"
 PROPAGATION = "label-propagation"
 SKIPPED = "skipped"  # beside a regression's figures: why there are none
-# Beside those of a regression on a sample: how many training nodes it has, and there are
+# Beside the figures of a regression on a sample: its training nodes, and all training nodes
 SAMPLE, TRAINING = "sample", "training-nodes"
 FOLDS = 5
 # scikit-learn's C for features of variance 1; the better one by validation, the first without
@@ -179,7 +179,7 @@ def _regression(pool: Pool) -> Tree:
     classes, fold = pool.train_y[train].unique(), torch.zeros_like(pool.owner)
     if not classes.numel():
         return _skipped("nobody has training nodes")
-    # Where nodes train at one client and are tested at another, they are divided, by number
+    # If a node trains at one client and is tested at another, nodes are divided by number
     tested = pool.masks["test"] | pool.masks["val"]
     if node is not None and torch.isin(node[train], node[tested]).any():
         fold = node % FOLDS

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from flower_graph.errors import (
+    CHANGED_SUM,
     MalformedReplyError,
     OutOfRangeError,
     RefusedError,
@@ -165,9 +166,6 @@ def _add(total: RingArray, keys: Sequence[tuple[bytes, int]]) -> None:
 
 PART = 1 << 14  # words that stay in the processor's cache
 CHECKS = 64  # bits of a word of subsets
-REFUSAL = (
-    "a relayed sum is not what its contributors have sent: this SuperNode takes no step with it"
-)
 
 
 def checks_of(words: RingArray, subsets: RingArray) -> RingArray:
@@ -204,4 +202,4 @@ class SumPad:
                 values = ring.decode(total)
                 ring.check_sums(values, contributors)
                 return values
-        raise RefusedError(REFUSAL)
+        raise RefusedError(CHANGED_SUM)

@@ -79,7 +79,7 @@ class Summed:
 
 @dataclass
 class Opened:
-    """What came of a sum: its words, or why there are none, and who is left out."""
+    """The result of a sum: its words, or why there are none, and the clients left out."""
 
     number: int  # of the sum
     # Any: words of a ring; of a sum in the clear, numbers
@@ -88,7 +88,7 @@ class Opened:
     skipped: str = ""
     failed: dict[int, str] = field(default_factory=dict)  # clients at fault, or left out
     silent: list[Rejected] = field(default_factory=list)  # SuperNodes without a usable answer
-    others: list[str] = field(default_factory=list)  # faults of nobody knows whom
+    others: list[str] = field(default_factory=list)  # faults of unknown clients
 
     @property
     def rejected(self) -> list[dict[str, object]]:
@@ -125,7 +125,6 @@ class SumServer(Membership):
 
     needs_query, message_type = True, "train.sum_enroll"
     registry: Registry | None = None  # of SuperNodes that sign what they enrol with
-    fewest_nodes = 1
 
     def __init__(self, *, dropout: float = 0.3, corrupt: float = 0.1) -> None:
         check_shares(dropout, corrupt)
@@ -134,7 +133,7 @@ class SumServer(Membership):
         self.run_id = os.urandom(RUN_BYTES)
         # The clients of each SuperNode, if the caller has enrolled them: it may bring no others
         self.permitted: Mapping[int, Iterable[int]] | None = None
-        # What each party enrolled with last, those that have gone too
+        # The last enrolment of each party, also of parties that have gone
         self.bindings: dict[int, KeyReply] = {}
         self.nodes: dict[int, int] = {}  # SuperNode that is enrolled: party
         self.blamed: list[Reason] = []  # clients at fault and what they did, oldest first
@@ -145,6 +144,11 @@ class SumServer(Membership):
         self._beginnings = Counter[int]()  # of each client, with new keys
         self.rounds: list[SumRound] = []  # that may be open
         self.earlier: dict[str, list[int]] = {}  # parties in the epochs' sums, by purpose
+
+    @property
+    def fewest_nodes(self) -> int:
+        """How many SuperNodes a sum needs."""
+        return 1
 
     @property
     def excluded(self) -> set[int]:
@@ -199,7 +203,7 @@ class SumServer(Membership):
         if self.knows(self.bound.get(clients[0], -1), reply):
             return  # it goes on
         times = [self._beginnings[client] for client in clients]
-        # Whoever cheated before this run went on is let in once, and has no part in any sum.
+        # A SuperNode that cheated before the run was resumed may enrol once; it is in no sum.
         has_cheated = node in self._barred or (any(times) and self.excluded.issuperset(clients))
         why = f"client {clients[0]} is of a SuperNode that has cheated: it does not begin anew"
         refuse(has_cheated, why)
@@ -363,7 +367,7 @@ class PartySums(SumServer):
         self.lists = 0  # of commitments that were shown; parties answer ``MOST_LISTS``
 
     @property
-    def fewest_nodes(self) -> int:  # type: ignore[override]
+    def fewest_nodes(self) -> int:
         return self.registry.minimum
 
     @property

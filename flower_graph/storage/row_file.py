@@ -19,7 +19,7 @@ PIECE = 1 << 20  # bytes of a copy at a time
 def create(path: Path, count: int) -> None:
     """Make a file of so many float32 zeros, in the place of an older one."""
     files.private_folder(path.parent)
-    files.remove(path)  # which others may hold open
+    files.remove(path)  # another process may hold the older file open
     handle = files.open_own(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
     os.ftruncate(handle, 4 * count)
     os.close(handle)

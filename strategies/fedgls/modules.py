@@ -251,8 +251,8 @@ class StructureModel(nn.ParameterDict):
         """Return the normalised graph of all clients, made graphs among the given ones."""
         if (lone := self._lone) is None:
             return self._given
-        if self._graph is None or self._graph[0] is not self.learned(lone):
-            learned = self.learned(lone)
+        learned = self.learned(lone)
+        if self._graph is None or self._graph[0] is not learned:
             is_knn, n = self.kind == KNN, lone.ptr[-1]
             made = gcn_adjacency(learned.edges(), n) if is_knn else learned.adjacency()
             self._graph = learned, with_part(self._given, self._lone_nodes, made)

@@ -32,6 +32,7 @@ from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import Learner, check_sizes
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import (
+    CHANGED_SUM,
     MalformedReplyError,
     OutOfRangeError,
     RefusedError,
@@ -45,7 +46,7 @@ from flower_graph.privacy.noise import ClientNoise
 from flower_graph.secure.align.client import AlignmentClient, SlotTable
 from flower_graph.secure.channel import framed
 from flower_graph.secure.parties.registry import TrustSettings
-from flower_graph.secure.ring import CHECKS, REFUSAL, Ring, checks_of
+from flower_graph.secure.ring import CHECKS, Ring, checks_of
 from flower_graph.secure.sum.client import MaskingClient, SumClient
 from flower_graph.secure.sum.messages import RING, KeyReply, MaskRequest, SumTerms
 from flower_graph.strategies.fedscem.config import ALIGNMENTS, EgoSettings
@@ -646,7 +647,7 @@ class VectorEncoding:
                 check = self.table.check(self.pads, self.sum_round, words.size)
                 if np.array_equal(checks_of(words, check), tags.astype(dtype)):
                     return
-        raise RefusedError(REFUSAL)
+        raise RefusedError(CHANGED_SUM)
 
     def _slots(self, clients: Sequence[int]) -> NDArray[np.int64]:
         return np.concatenate([self.table.by_client[client] for client in clients])

@@ -22,9 +22,9 @@ from flower_graph import EgoNetworkClient
 from flower_graph.apps.run import client_app, make_server
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import trust_of
-from flower_graph.errors import NoClientsError, RefusedError
+from flower_graph.errors import CHANGED_SUM, NoClientsError, RefusedError
 from flower_graph.records.rounds import RoundReport
-from flower_graph.secure.ring import CHECKS, REFUSAL
+from flower_graph.secure.ring import CHECKS
 from flower_graph.secure.sum import server as sum_server
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage.files import IN_PROCESS
@@ -189,7 +189,7 @@ def said_by_users(kind: int, every: int) -> list[bytes]:
     how = {"is_masked": True, "distrusts": True, "rounds": 3}
     run: Any = test_summed.Summed(data, grid=grid, supernodes=5, **how)  # type: ignore[arg-type]
     assert len(run.reports) == 3 and not any(report.skipped for report in run.reports)
-    assert set(run.grid.said) == {f"RefusedError: {REFUSAL}".encode()}
+    assert set(run.grid.said) == {f"RefusedError: {CHANGED_SUM}".encode()}
     return list(run.grid.said)
 
 

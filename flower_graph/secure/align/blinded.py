@@ -67,14 +67,14 @@ IDENTITIES = "identities"  # the one stage of the alignment in the clear
 PLAIN_EPOCH = 1
 POINT, TOKEN = 32, 12  # bytes
 PROOF = 3 * POINT  # bytes: two commitments and the response
-# One key-holder alone could try out identities; the first parties of the draw that may be one
+# Key-holders, as one alone could try out identities; parties of the draw that may become one
 KEY_HOLDERS, MOST_HOLDERS = 3, 5
 OF_BLOCK, OF_KEY = b"alignment block", b"alignment key"  # what a signature is for
 MIN_BLOCK = 16  # points of a client
 KEY = 32  # bytes of a slot's secret
 NAME = TOKEN + KEY
 DOMAIN = b"flower-graph/alignment/1/"
-# All clients also evaluate this one, which no identity can be: its key is common to the run.
+# All clients also evaluate this word, which no identity can be: its key is common to the run
 GROUP_IDENTITY = b"g:"
 WORDS, PARTS = 3, 4
 HALF = TOKEN // 2  # bytes: 48 bits, so that 2^14 equal halves add up to less than 2^64
@@ -343,7 +343,7 @@ def proof_context(run_id: bytes, epoch: int, holder: int, client: int) -> bytes:
 
 def name(run_id: bytes, identity: bytes, point: bytes) -> bytes:
     """Return token and slot key of an identity, one after the other, from ``k · H(id)``."""
-    # They are separate parts of one hash: the token reveals nothing of the key.
+    # Token and key are separate parts of one hash: the token reveals nothing of the key.
     digest = hashlib.sha512(DOMAIN + framed(run_id, b"name", identity, point)).digest()
     return digest[:TOKEN] + digest[-KEY:]
 
@@ -478,7 +478,7 @@ _sum = sodium.crypto_core_ed25519_add
 
 @dataclass(frozen=True)
 class Claim:
-    """That ``outputs`` are the inputs times the scalar of ``public``, with a proof of it."""
+    """The claim that ``outputs`` are the inputs times the scalar of ``public``; its proof."""
 
     public: bytes
     outputs: Bytes2D

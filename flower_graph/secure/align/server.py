@@ -23,7 +23,7 @@ is lost too, and all start again under the next *epoch*.
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, repeat, zip_longest
+from itertools import accumulate, chain, zip_longest
 from typing import Any
 
 import numpy as np
@@ -245,8 +245,8 @@ class AlignmentServer:
             raise MalformedReplyError("its blocks are not signed")
         brought = sum(member.size for member in self.members.values() if member.node == node)
         clients, parts = reply.clients.tolist(), split_rows(reply.points, reply.sizes)
-        signed = repeat(b"") if reply.signatures is None else pieces(reply.signatures)
-        for client, part, signature in zip(clients, parts, signed, strict=False):
+        signed = [b""] * len(clients) if reply.signatures is None else pieces(reply.signatures)
+        for client, part, signature in zip(clients, parts, signed, strict=True):
             points = brought + len(part)
             if len(part) > MOST_BLOCK:
                 why = f"its block has {len(part)} points, at most {MOST_BLOCK} are taken"

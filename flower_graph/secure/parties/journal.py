@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flower_graph.errors import IdentityError, RefusedError, refuse_if
+from flower_graph.errors import CHANGED_SUM, IdentityError, RefusedError, refuse_if
 from flower_graph.secure.channel import framed
 from flower_graph.secure.node_config import DIFFER_BY
 from flower_graph.storage.files import locked, replaced
@@ -216,11 +216,7 @@ class Journal:
     @contextmanager
     def one_trial(self, step: int, purpose: bytes) -> Iterator[None]:
         """Read the relayed sum of a step in the block; a refusal ends the step, which goes up."""
-        from flower_graph.secure.ring import (
-            REFUSAL,
-        )  # imports PyTorch, which no command of keys needs
-
-        refuse_if(step <= self.last(purpose), REFUSAL)
+        refuse_if(step <= self.last(purpose), CHANGED_SUM)
         try:
             yield
         except RefusedError:

@@ -280,7 +280,8 @@ class SumClient:
             pairs = channel.pair_masks(kept.private.tobytes(), *about, keys, kept.terms)
             add_streams(masked, [(own, 1), *pairs])
         if epoch is not None:
-            # Who repeats a round with one fewer learns that one: on the disk before it leaves.
+            # On the disk before the vector leaves: a round repeated without one SuperNode would
+            # show that SuperNode's vector.
             self.mark = trust.journal.continue_run(kept.number, self.mark)
             kept.ready, kept.purpose, kept.state = request.live, terms.purpose, digest
         clients = np.array(present, np.int64)
@@ -499,7 +500,7 @@ class SumClient:
         return held, has
 
 
-# What answers the messages of each exchange
+# The method that answers the messages of each exchange
 ANSWERS: dict[str, list[tuple[type[Message], Callable[[SumClient, Any], Message]]]] = {
     "sum_enroll": [(KeyRequest, SumClient.enrol)],
     "sum_reveal": [(RevealRequest, SumClient.reveal)],

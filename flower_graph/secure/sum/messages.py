@@ -48,7 +48,7 @@ PACKET_BYTES = 2 * SHARE_BYTES + TAG_BYTES
 SEED_BYTES = 32
 # One round that is being unmasked, and the next, prepared in the same exchange
 KEPT_ROUNDS = 2
-# What is asked of a holder for each of its partners
+# The secret that a holder is asked for, of each of its partners
 NOTHING, SEED, MASK_KEY = 0, 1, 2
 BINDING = b"binding"  # what a signature is for
 

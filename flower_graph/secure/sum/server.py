@@ -108,7 +108,7 @@ SPARE = 2
 
 
 class Hosts(Protocol):
-    """What a round needs to know of the SuperNodes: a ``SumServer``."""
+    """The knowledge of the SuperNodes that a round needs: a ``SumServer``."""
 
     bindings: dict[int, KeyReply]  # what each party enrolled with
     nodes: dict[int, int]  # SuperNode that is enrolled: party
@@ -160,7 +160,7 @@ class SumRound:
         self._kinds = np.zeros(m, np.uint8)  # what is to be revealed of each party
         self.shares = np.zeros((m, k, SHARE_BYTES), np.uint8)  # by dealer and the holder's column
         self.has = np.zeros((m, k), np.bool_)
-        # Whose packet a holder cannot open, as it says; by dealer and the holder's column
+        # Packets that a holder says it cannot open; by dealer and the holder's column
         self._refused = np.zeros((m, k), np.bool_)
         self._asked = m if self._epoch else sum(map(len, local.values()))
         self.total: RingArray = np.zeros(0, WORDS[64])
@@ -177,7 +177,7 @@ class SumRound:
 
     @property
     def known(self) -> dict[str, Any]:
-        """What all replies of the round must have, for their `read`."""
+        """The entries that all replies of the round must have, for their `read`."""
         return {"run_id": self.run_id, "server_round": self.number}
 
     def row_of(self, node: int) -> int:
@@ -185,7 +185,7 @@ class SumRound:
         party = self._server.nodes.get(node, -1)
         if (row := self._rows.get(party, -1)) < 0:
             return -1
-        # One that has enrolled with these numbers since then, with other keys, is another
+        # A SuperNode that has since enrolled with these clients and other keys is another party
         keys = self._server.bindings[party].channel_key, self._bound[row].channel_key
         return row if np.array_equal(*keys) else -1
 
