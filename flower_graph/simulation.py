@@ -59,6 +59,11 @@ class InProcessGrid(Grid):
         The context of each node, with its state, by node id.
     tracebacks : dict[int, str]
         The last error of each node that failed, by node id.
+
+    Raises
+    ------
+    ValueError
+        If `num_supernodes` is less than 1, or `node_config` has another length.
     """
 
     def __init__(
@@ -75,6 +80,8 @@ class InProcessGrid(Grid):
             raise ValueError(f"num_supernodes is {num_supernodes}, must be at least 1")
         if isinstance(node_config, Mapping | None):
             node_config = [node_config or {}] * num_supernodes
+        if len(node_config) != num_supernodes:
+            raise ValueError(f"node_config: {len(node_config)} for {num_supernodes} nodes")
         keep_freed_memory()  # the clients of all rounds share this process
         self.client_app = client_app
         run_id = secrets.randbits(62) if run_id is None else run_id
@@ -84,7 +91,7 @@ class InProcessGrid(Grid):
         self._numbers = itertools.count(1)
         self.contexts: dict[int, Context] = {}
         self.tracebacks: dict[int, str] = {}
-        for partition, own in zip(range(num_supernodes), node_config, strict=True):
+        for partition, own in enumerate(node_config):
             # 64 bits, so that nobody takes it for the partition id
             digest = hashlib.blake2b(f"{seed}:{partition}".encode(), digest_size=8).digest()
             node_id = int.from_bytes(digest, "big")

@@ -58,7 +58,7 @@ def test_nodes_have_their_own_contexts_and_stable_ids() -> None:
         {"partition-id": 0, "num-partitions": 2, "state-dir": ":memory:", "data-folder": "a"},
         {"partition-id": 7, "num-partitions": 2, "state-dir": "b"},
     ]
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match="node_config: 2"):
         InProcessGrid(ECHO, num_supernodes=3, node_config=own)
 
 

@@ -22,7 +22,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from flower_graph import __version__
-from flower_graph.errors import RefusedError, StateLostError
+from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.flower_compat import (
     ClientAppCallable,
     Mod,
@@ -141,8 +141,14 @@ def _train(action: str, client: NumPyClient, message: Message) -> Message:
         raise ValueError(f"{type(client).__name__} does not name {action!r} in its actions")
     slots, parameters = arrays_of(message)
     config = config_of(message)
-    method = action or ("fit_each" if config.get(keys.ROW_EACH) else "fit")
-    arrays, weight, given = getattr(client, method)(parameters, config)
+    if action or not config.get(keys.ROW_EACH):
+        method = action or "fit"
+        result = getattr(client, method)(parameters, config)
+        arrays, weight, given = _checked_result(method, result, (list,))
+    elif (fit_each := getattr(client, "fit_each", None)) is None:
+        raise TypeError(f"{keys.ROW_EACH}: {type(client).__name__} has no fit_each to answer it")
+    else:
+        arrays, weight, given = fit_each(parameters, config)
     metrics = dict(given)
     names = metrics.pop(keys.ARRAY_NAMES, None)
     records: dict[str, Any] = {}
@@ -155,7 +161,8 @@ def _train(action: str, client: NumPyClient, message: Message) -> Message:
 
 def _evaluate(client: NumPyClient, message: Message) -> Message:
     _, parameters = arrays_of(message)
-    loss, weight, metrics = client.evaluate(parameters, config_of(message))
+    result = client.evaluate(parameters, config_of(message))
+    loss, weight, metrics = _checked_result("evaluate", result, (float, int, np.number))
     content = metric_records({keys.LOSS: float(loss), keys.NUM_EXAMPLES: weight}, metrics)
     return Message(RecordDict(content), reply_to=message)
 
@@ -173,6 +180,20 @@ def _properties(properties: Mapping[str, object], message: Message) -> Message:
     plain = {key: plain_value(key, value) for key, value in properties.items()}
     record = ConfigRecord(stamp | plain)
     return Message(RecordDict({keys.CONFIG: record}), reply_to=message)
+
+
+def _checked_result(
+    method: str, result: Any, kinds: tuple[type, ...]
+) -> tuple[Any, int, Mapping[str, object]]:
+    """Check what a client's method returned; its first part is of one of some kinds."""
+    is_triple = isinstance(result, tuple | list) and len(result) == 3
+    value, count, metrics = result if is_triple else (None, -1, None)
+    is_count = isinstance(count, int | np.integer) and not isinstance(count, bool) and count >= 0
+    is_kind = isinstance(value, kinds) and not isinstance(value, bool)
+    if not (is_kind and is_count and isinstance(metrics, Mapping)):
+        wanted = f"({kinds[0].__name__}, num_examples of 0 or more, metrics)"
+        raise TypeError(f"{method} must return {wanted}, got {brief(result)}")
+    return value, int(count), metrics
 
 
 # A ``NumPyClient``'s records ----------------------------------------------------------------------
@@ -205,7 +226,11 @@ def reply_slots(names: Any, incoming: list[tuple[str, str]], count: int) -> list
         is_one = len({record for record, _ in incoming}) == 1
         return [(keys.ARRAYS, key) for _, key in incoming] if is_one else incoming
     parts = [(name if "/" in name else f"{keys.ARRAYS}/{name}").partition("/") for name in names]
-    return [(record, key) for record, _, key in parts]
+    slots = [(record, key) for record, _, key in parts]
+    are_bad = isinstance(names, str) or not len(set(slots)) == len(slots) == count
+    if are_bad or any(r in ("", keys.METRICS, keys.CONFIG) or not key for r, key in slots):
+        raise ValueError(f"metrics[{keys.ARRAY_NAMES!r}] must name {count} arrays, got {names!r}")
+    return slots
 
 
 def metric_records(fixed: dict[str, Any], metrics: Mapping[str, object]) -> dict[str, Any]:

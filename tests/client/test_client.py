@@ -98,8 +98,9 @@ def test_client_may_name_its_arrays_and_their_records() -> None:
     content = answer(([ONE, TWO, ONE], 3, {"array-names": names}), arrays=record_of(a=[1]))
     named = {"arrays": ["latent"], "weights": ["w", "b/0"]}
     assert shape_of(content) == {**named, "metrics": ["num-examples"]}
-    with pytest.raises(ValueError, match="argument"):
-        answer(([ONE, TWO], 3, {"array-names": ["a"]}))
+    for bad in (["a"], "ab", ["a", "a"], ["a", "arrays/a"], ["a", ""], ["a", "metrics/x"]):
+        with pytest.raises(ValueError, match="name"):
+            answer(([ONE, TWO], 3, {"array-names": bad}))
 
 
 def test_metrics_are_split_into_numbers_and_the_rest() -> None:
@@ -143,11 +144,18 @@ def test_only_named_actions_are_routed() -> None:
 @pytest.mark.parametrize(
     ("kind", "result", "match"),
     [
-        ("train", None, "unpack"),
+        ("train", None, "return"),
+        ("train", ([ONE], 3), "return"),
+        ("train", (ONE, 3, {}), "list"),
         ("train", ([[1.0]], 3, {}), "'arrays/0'.*numpy.ndarray"),
+        ("train", ([ONE], 3.0, {}), "num_examples.*3.0"),
+        ("train", ([ONE], True, {}), "num_examples"),
+        ("train", ([ONE], -1, {}), "0.*more"),
+        ("train", ([ONE], 3, None), "metrics"),
         ("train", ([ONE], 3, {"x": None}), "'x'.*NoneType"),
         ("train", ([ONE], 3, {"num-examples": 4}), "reserved"),
         ("train", ([np.array([None])], 3, {}), "'arrays/0'"),
+        ("evaluate", ("0.5", 3, {}), "float"),
         ("evaluate", (0.5, 3, {"loss": 1.0}), "reserved"),
         ("query", {"x": {}}, "'x'"),
     ],

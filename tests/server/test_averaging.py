@@ -1,6 +1,7 @@
 """Flower's FedAvg with checked replies and reports, by hand; ``combine`` in its place."""
 
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,21 @@ def test_a_measurement_that_is_no_number_is_left_out(places: set[int], wanted: f
 # Who is asked ------------------------------------------------------------------------------------
 
 
+def test_participation_is_drawn_by_seed_and_round():
+    def draws(seed: int) -> list[list[int]]:
+        run = Run(Simple(participation=0.5, seed=seed), 6, rounds=4)
+        assert [report.answered for report in run.reports] == [3] * 4
+        return [sorted(run.got("train", number)) for number in range(1, 5)]
+
+    random.seed(1)
+    first = draws(0)
+    random.seed(2)
+    assert draws(0) == first  # the global generator plays no part
+    assert all(len(drawn) == 3 for drawn in first)
+    assert len({tuple(drawn) for drawn in first}) > 1
+    assert draws(1) != first
+
+
 def test_a_small_share_asks_one_and_min_nodes_are_only_waited_for():
     assert len(Run(Simple(participation=0.01), 4).got("train", 1)) == 1
     assert len(Run(Simple(participation=0.5, min_nodes=4), 4).got("train", 1)) == 2
@@ -148,9 +164,7 @@ def test_a_median_is_one_of_clients(share: float):
 class Alone(Client):
     """Written before there were rows."""
 
-    @property
-    def fit_each(self) -> Any:  # type: ignore[override]
-        raise AttributeError("there is no fit_each")
+    fit_each = None  # type: ignore[assignment]
 
 
 def test_a_mean_is_sent_only_where_nothing_else_is_needed():

@@ -255,6 +255,18 @@ def test_means_that_do_not_fit_change_nothing(means: Any) -> None:
     assert np.array_equal(rows_of(ask(again, 2)), rows_of(ask(host, 2)))
 
 
+def test_a_request_for_clients_of_another_supernode_is_refused() -> None:
+    host, member = PublicNodeClient(context(), toy_members(2)[1:]), toy_members(2)[0]
+    for clients, stranger in (([0], 0), ([1, 5], 5)):
+        nodes = [member.public for _ in clients]
+        request = PublicRequest(1, clients, nodes, 3, *joined([None for _ in clients], nodes, 3))
+        arrays, _, config = request.to_numpy()
+        with pytest.raises(ValueError, match=rf"clients \[{stranger}\] are not hosted here"):
+            host.fit(arrays, config)
+    again = PublicNodeClient(context(), toy_members(2)[1:])
+    assert np.array_equal(rows_of(ask(host, 1)), rows_of(ask(again, 1)))
+
+
 def test_a_state_that_changes_its_form_is_refused() -> None:
     class Growing(ToyModel):
         def state_dict(self) -> dict[str, Tensor]:

@@ -68,6 +68,19 @@ class Echo(nn.Module):
         return x * self.scale
 
 
+def test_accuracy_by_hand():
+    data = small_graph()
+    data.val_mask = torch.zeros(N, dtype=torch.bool)
+    del data.test_mask
+    server = relay(Echo(), data)
+    logits = functional.one_hot(data.y, C).float()
+    logits[[1, 3, 4]] = logits[[1, 3, 4]].roll(1, dims=1)  # wrong: one of them to train
+    server.receive(np.arange(N), logits.numpy())
+    accuracy = server.accuracy()
+    assert accuracy["train"] == pytest.approx(5 / 6)
+    assert math.isnan(accuracy["val"]) and math.isnan(accuracy["test"])
+
+
 def test_a_graph_without_a_training_node_is_refused():
     data = small_graph()
     data.train_mask = torch.zeros(N, dtype=torch.bool)
