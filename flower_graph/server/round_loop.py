@@ -472,13 +472,17 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
     def round(self, server_round: int) -> RoundReport | None:
         self.requests = dict(self.ask(server_round))
         contents = {n: as_record(one, self.entries.get(n, {})) for n, one in self.requests.items()}
+        replies = self.exchange(server_round, contents)
         self.session.asked = {
             node: np.asarray(one.clients, np.int64) for node, one in self.requests.items()
         }
-        most = self.reply_bytes()
-        replies = self.session.send(contents, server_round, self.read, max_reply_bytes=most)
         self.answers = replies.values
         return self.learn(server_round, replies)
+
+    def exchange(self, server_round: int, contents: Mapping[int, RecordDict]) -> Replies[A]:
+        """Send the requests with their entries, and read the replies."""
+        most = self.reply_bytes()
+        return self.session.send(contents, server_round, self.read, max_reply_bytes=most)
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         said, session = {n: one.not_saved for n, one in self.answers.items()}, self.session

@@ -54,7 +54,7 @@ from flower_graph.secure.sum.messages import (
 from flower_graph.secure.sum.partners import check_shares, partners, plan
 from flower_graph.secure.sum.server import Cause, Circle, Reason, Skipped, SumRound
 from flower_graph.server.session import Membership
-from flower_graph.wire.arrays import Config, Scalar, read_array
+from flower_graph.wire.arrays import Scalar, read_array
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.codec import RUN_BYTES, Integers, Message, Resume, as_record
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
@@ -96,6 +96,29 @@ class Opened:
         result: list[dict[str, object]] = [{"reason": why} for why in self.others]
         result += [{"node": one.node_id, "reason": one.reason} for one in self.silent]
         return [*result, *({"client": c, "reason": why} for c, why in self.failed.items())]
+
+
+@dataclass(kw_only=True)
+class Added(Opened):
+    """What came of `SecureSum.add`."""
+
+    ring: Ring  # how the words are written
+    run_id: bytes  # of the sum, or of its epoch
+    asked: dict[int, list[int]]  # the clients of each SuperNode that was asked for vectors
+    # Any: what the caller read of the replies with the vectors. Who gave none is not in ``silent``
+    replies: Replies[Any]
+
+    def numbers(self) -> NDArray[np.float64] | None:
+        """Return the sum's numbers; None if there are none, and ``skipped`` says why."""
+        if self.total is None:
+            return None
+        try:
+            values = self.ring.decode(self.total)
+            self.ring.check_sums(values, len(self.contributors))
+        except UnreadableSumError as error:  # nobody can say whose words were wrong
+            self.skipped = f"a client's part of the sum was not as agreed: {error}"
+            return None
+        return values
 
 
 # Sends messages of an action in a round, and has each reply taken: ``SecureSum.tell``. Any: what is
@@ -581,6 +604,10 @@ class PartySums(SumServer):
 # Sums over messages ------------------------------------------------------------------------------
 
 
+def nothing(node: int, content: RecordDict) -> None:
+    """Read nothing of a reply but its masked vector."""
+
+
 class SecureSum:
     """The server's half: asks the clients for masked vectors and adds them up.
 
@@ -588,7 +615,7 @@ class SecureSum:
     ----------
     exchange : Exchange or callable
         How messages are sent. With a callable, such as ``Session.send``, the caller enrols
-        SuperNodes in ``server`` and drives the stages: `begin`, `ready`, `requests`, `open`.
+        SuperNodes in ``server`` and drives the stages: `begin`, `ready`, `take`, `open`.
     limit : float
         Largest absolute value of a single number; a client with a larger one is left out.
     resolution : float
@@ -651,10 +678,12 @@ class SecureSum:
         """
         self.prepare(server_round)
         contents = dict.fromkeys(self.server.clients, config or {})
-        self.send(server_round, self.requests(length), contents, "train.sum_mask")
-        return self.close(server_round)
+        found = self.add(server_round, contents, "train.sum_mask", length, SECURE_SUM)
+        if (values := found.numbers()) is None:
+            return Skipped(Reason(Cause.SKIPPED, found.skipped, round=found.number))
+        return Summed(values, np.array(found.contributors, np.int64))
 
-    # The same in four steps, for messages of the caller's own that carry the masked vectors
+    # The same in two steps, for messages of the caller's own that carry the masked vectors
 
     def prepare(
         self, server_round: int, nodes: Iterable[int] | Mapping[int, Iterable[int]] | None = None
@@ -689,31 +718,64 @@ class SecureSum:
             self.ready(server_round, server.available)
         return self.clients
 
-    def requests(
+    def add(
         self,
+        server_round: int,
+        contents: Mapping[int, Message | RecordDict | Mapping[str, Any]],
+        message_type: str,
         length: int,
-        purpose: str = SECURE_SUM,
+        purpose: str,
         detail: bytes = b"",
         *,
         padded: bool = False,
-    ) -> dict[int, Config]:
-        """Return the entries that each SuperNode's ``masked`` needs for a vector of this length."""
-        terms = SumTerms(purpose, self.ring, detail, padded)
-        ring = self.ring.to_config()
-        masks = self.round.mask_requests(length, self.ring.word, terms)
-        return {node: mask.to_config() | ring for node, mask in masks.items()}
+        read: Callable[[int, RecordDict], object] = nothing,
+        most_bytes: int | None = None,
+    ) -> Added:
+        """Send each SuperNode its message, take the masked vectors, and open their sum.
 
-    def send(
-        self,
-        server_round: int,
-        entries: Mapping[int, Config],
-        contents: Mapping[int, Message | Mapping[str, Any]],
-        message_type: str,
-    ) -> None:
-        """Send messages of the caller's own with these entries, and take the masked sums."""
-        requests = {node: as_record(contents[node], given) for node, given in entries.items()}
-        most = reply_bytes(self.round.total.size, len(self.clients))
-        self._ask(requests, server_round, self.take, message_type, most)
+        Parameters
+        ----------
+        server_round : int
+            The caller's round.
+        contents : mapping of int to Message, RecordDict or Mapping
+            The message for each SuperNode; entries of the sum are added. A SuperNode that is not in
+            the sum is sent none.
+        message_type : str
+            As of ``Exchange.send``.
+        length : int
+            Numbers of a vector.
+        purpose, detail, padded
+            The vectors' meaning, as of ``SumTerms``: clients state it too.
+        read : Callable[[int, RecordDict], object], optional
+            Reads and checks the rest of a reply. Any exception leaves the SuperNode out.
+        most_bytes : int, optional
+            The largest reply; by default as large as one without further content.
+
+        Returns
+        -------
+        Added
+            The sum, under pads if ``padded``, or why there is none. The exchange that removes the
+            masks also makes the next sum ready.
+        """
+        one, ring = self.round, self.ring
+        most = most_bytes or reply_bytes(length, len(self.clients))
+        terms, entries = SumTerms(purpose, ring, detail, padded), ring.to_config()
+        masks = one.mask_requests(length, ring.word, terms)
+        masks = {node: mask for node, mask in masks.items() if node in contents}
+        requests = {n: as_record(contents[n], m.to_config() | entries) for n, m in masks.items()}
+
+        def taken(node: int, content: RecordDict) -> object:
+            result = read(node, content)
+            self.take(node, content)
+            return result
+
+        before = len(self.rejected)
+        replies = self._ask(requests, server_round, taken, message_type, most)
+        found = self.open(server_round, self.server.available)
+        del found.silent[before : before + len(replies.rejected)]
+        asked = {node: mask.clients.tolist() for node, mask in masks.items()}
+        about = vars(found)
+        return Added(**about, ring=ring, run_id=one.run_id, asked=asked, replies=replies)
 
     def take(
         self, node: int, content: RecordDict, record: str = ARRAYS, array: str = MASKED_SUM
@@ -727,14 +789,6 @@ class SecureSum:
         reply = MaskedReply.read(content, total=total, **self.round.known)
         self.round.take(node, reply)
         return list(reply.clients.tolist())
-
-    def close(self, server_round: int) -> Summed | Skipped:
-        """Remove the masks, in an exchange that also makes the next sum ready."""
-        ring, found = self.ring, self.open(server_round, self.server.available)
-        values = read_sum(found, ring)
-        if values is None:
-            return Skipped(Reason(Cause.SKIPPED, found.skipped, round=found.number))
-        return Summed(values, np.array(found.contributors, np.int64))
 
     def forget(self, node: int) -> None:
         """Remove a SuperNode that has lost its keys; it is asked for new ones."""
@@ -830,16 +884,3 @@ class SecureSum:
             if entry.kind is Kind.STATE_LOST:
                 self.forget(entry.node_id)
         return replies
-
-
-def read_sum(found: Opened, ring: Ring) -> NDArray[np.float64] | None:
-    """Return the numbers of a sum; None if there are none, and ``found`` says why."""
-    if found.total is None:
-        return None
-    try:
-        values = ring.decode(found.total)
-        ring.check_sums(values, len(found.contributors))
-    except UnreadableSumError as error:  # nobody can say whose words were wrong
-        found.skipped = f"a client's part of the sum was not as agreed: {error}"
-        return None
-    return values

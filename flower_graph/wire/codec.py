@@ -511,12 +511,13 @@ class Resume(Message, down="query", frozen=True):
 
 
 # Any: entries of records may be lists, too
-def as_record(*parts: Message | Mapping[str, Any]) -> RecordDict:
-    """Write messages and further entries as one message."""
+def as_record(*parts: Message | RecordDict | Mapping[str, Any]) -> RecordDict:
+    """Write messages, whether written already or not, and further entries as one message."""
     content, entries = RecordDict(), dict[str, Any]()
     for part in parts:
-        content.update(part.to_record() if isinstance(part, Message) else {})
-        entries.update(content.pop(keys.CONFIG) if isinstance(part, Message) else part)
+        one = part.to_record() if isinstance(part, Message) else part
+        content.update(one if isinstance(one, RecordDict) else {})
+        entries.update(content.pop(keys.CONFIG) if isinstance(one, RecordDict) else one)
     content[keys.CONFIG] = ConfigRecord(entries)
     return content
 

@@ -898,13 +898,12 @@ class CommonLayer(Layer):
             sums.clients = []
         sums.prepare(server_round, voices)
         detail = detail_of(server_round, self.taken.layer_round)
-        entries = sums.requests(length, GRADIENTS, detail, padded=True)
-        one, ring = sums.round, sums.ring
-        sums.send(server_round, entries, requests, "train.add_up")
-        found = sums.open(server_round, sums.server.available)
-        session.leave_out(found.silent)
-        silent = {entry.node_id for entry in found.silent}
-        for node in entries.keys() - silent:
+        what = length, GRADIENTS, detail
+        found = sums.add(server_round, requests, "train.add_up", *what, padded=True)
+        left_out = [*found.replies.rejected, *found.silent]
+        session.leave_out(left_out)
+        silent = {entry.node_id for entry in left_out}
+        for node in found.asked.keys() - silent:
             self.tally("up", "sum", requests[node].users, length * WORD // 8)
         if found.total is None:
             self.stoppers = silent & voices.keys()
@@ -913,7 +912,7 @@ class CommonLayer(Layer):
         self.stoppers = [node for node, local in voices.items() if not there.issuperset(local)]
         if self.stoppers:
             return f"{len(self.stoppers)} of {len(voices)} SuperNodes were left out"
-        return HiddenSum(len(there), one.run_id, one.number, ring, found.total)
+        return HiddenSum(len(there), found.run_id, found.number, found.ring, found.total)
 
     def finish(self, server_round: int) -> None:
         self.relay.session.tell_all(server_round, {SERVER_ROUND: server_round}, "train.finish")

@@ -67,7 +67,7 @@ from flower_graph.rng import generator
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Membership, Session
-from flower_graph.server.sums import PartySums, SecureSum, SumServer, read_sum
+from flower_graph.server.sums import Added, PartySums, SecureSum, SumServer
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.ppfl import config
 from flower_graph.strategies.ppfl.client import (
@@ -94,7 +94,6 @@ from flower_graph.strategies.ppfl.client import (
 )
 from flower_graph.strategies.ppfl.config import StrategyConfig
 from flower_graph.wire import keys
-from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.codec import Resume
 from flower_graph.wire.counts import added, as_counts, counts_size
 from flower_graph.wire.exchange import Rejected, Replies
@@ -443,6 +442,8 @@ class SecureConsensus(ProcrustesAlignment):
         self._parties: PartySums | None = None
         self.contributors: list[int] = []  # to the last sum
         self._parts = 0, 0, 0  # numbers of a sum: rows, measurements, counts
+        self._layout = b""  # their meaning
+        self.found: Added  # the last sum
         super().__init__(settings, **given)
         if (registry := self.settings.registry) is not None:
             differ_by = self.settings.differ_by
@@ -475,15 +476,29 @@ class SecureConsensus(ProcrustesAlignment):
             measured = 2 * len(MEASURED)
         self._parts = mean.rows.size, measured, counts_size(*self.counted)
         requests = {n: self.request(server_round, local, local) for n, local in there.items()}
-        layout = order.meaning(*told, next(iter(requests.values())))
-        entries = self.sums.requests(sum(self._parts), MEANS, layout)
+        self._layout = order.meaning(*told, next(iter(requests.values())))
         slots = {n: np.concatenate([mean.slots[c] for c in local]) for n, local in there.items()}
-        self.entries = {
-            n: entries[n] | replace(order, slots=slots[n]).to_config() | shown
-            for n in there
-            if n in entries
-        }
-        return {n: requests[n] for n in self.entries}
+        self.entries = {n: replace(order, slots=slots[n]).to_config() | shown for n in there}
+        return requests
+
+    def exchange(
+        self, server_round: int, contents: Mapping[int, RecordDict]
+    ) -> Replies[PublicReply]:
+        """Ask the SuperNodes of the sum, and add up what they send (steps 4 and 5)."""
+        length = sum(self._parts)
+        self.found = found = self.sums.add(
+            server_round,
+            contents,
+            "train",
+            length,
+            MEANS,
+            self._layout,
+            read=self.read,
+            most_bytes=self.reply_bytes(length),
+        )
+        self.requests = {n: self.requests[n] for n in contents if n in found.asked}
+        self.session.leave_out(found.replies.rejected)
+        return found.replies
 
     def target(self, client: int) -> FloatArray | None:
         return self.mean.of(client)
@@ -508,25 +523,16 @@ class SecureConsensus(ProcrustesAlignment):
     def read(self, node: int, content: RecordDict) -> PublicReply:
         # What clients count is in the sum.
         request = replace(self.requests[node], wants_embeddings=False, counting="")
-        reply = PublicReply.answering(request, content)
-        self.sums.take(node, content)
-        return reply
-
-    def reply_bytes(self, numbers: int = 0) -> int:
-        lengths = (int(entries["mask-length"]) for entries in self.entries.values())
-        return super().reply_bytes(numbers + max(lengths, default=0))
+        return PublicReply.answering(request, content)
 
     def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
         """Do step 5, and return the round's figures."""
-        for entry in replies.rejected:
-            if entry.kind is Kind.STATE_LOST:
-                self.sums.forget(entry.node_id)  # its keys are lost too
         measured, failed = self.take()
         used = set(measured.get(keys.LOSS, ()))
         figures = means_of(measured) if self._parties is None else {}
         precision, skipped = dict[str, float](), ""
-        ring, found = self.sums.ring, self.sums.open(server_round, self.sums.server.available)
-        values = read_sum(found, ring)
+        found = self.found
+        values = found.numbers()
         if values is None:  # the clients' measurements are still used
             self.contributors, skipped = [], f"no sum: {found.skipped}"
         else:
@@ -535,7 +541,7 @@ class SecureConsensus(ProcrustesAlignment):
             rows, hidden, counts = np.split(values, np.cumsum(self._parts)[:2])
             self.mean.take(rows, self.contributors)
             if counts.size:  # a node is one step of the sum's numbers
-                steps = np.rint(counts * 2.0**ring.fraction_bits).astype(np.int64)
+                steps = np.rint(counts * 2.0**found.ring.fraction_bits).astype(np.int64)
                 self.counts = as_counts(steps, *self.counted)
             if self._parties is not None:
                 each = zip(MEASURED, *hidden.reshape(2, -1).tolist(), strict=True)
@@ -548,7 +554,7 @@ class SecureConsensus(ProcrustesAlignment):
 
     def came(self, node: int) -> tuple[str, int]:
         summed = set(self.requests[node].clients) & set(self.contributors)
-        return "sums", len(summed) * self.mean.rows.size * (self.entries[node][keys.RING_WORD] // 8)
+        return "sums", len(summed) * self.mean.rows.size * (self.found.ring.word // 8)
 
     def weights(self) -> dict[str, NDArray[np.generic]]:
         """Return ``mean`` ``[u, d]`` and its ids ``nodes`` ``[u]``; empty before the first sum."""
