@@ -231,10 +231,9 @@ class ModuleClient(NumPyClient):
         rows = self._sent_by(cohort, clients, left_out)
         numbers, weights, sent = map(list, zip(*rows, strict=True))
         stacks = {name: np.stack([one[name] for one in sent]) for name in sent[0]}
+        alone = averaging.Trained(clients=1).to_config()
         each = zip(numbers, weights, strict=True)
-        measured = [
-            averaging.Trained(clients=1).to_config() | self.measured([c], w) for c, w in each
-        ]
+        measured = [alone | self.measured([client], weight) for client, weight in each]
         entries = {name: [one[name] for one in measured] for name in measured[0]}
         beside = averaging.RowsBeside(np.array(numbers, np.int64), left_out).to_config()
         return _answered(stacks, weights, parameters, entries | beside)

@@ -91,13 +91,13 @@ class ClientReply:
         the strategy needs no more than the weighted sum.
     message : Message
         Flower's message, as Flower's own averaging takes it: of this answer alone.
-    extras : dict
-        The arrays of ``ReportedFedAvg.extras``: name to array.
+    beside : ArrayRecord
+        The arrays of ``ReportedFedAvg.extras``, as they came.
     """
 
     clients: tuple[int, ...]
     message: Message
-    extras: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+    beside: ArrayRecord = field(default_factory=ArrayRecord)
 
     @property
     def client(self) -> int:
@@ -123,6 +123,11 @@ class ClientReply:
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """The client's model: name to array, in the model's order; the caller may change it."""
         return _decoded(self.message.content.array_records[keys.ARRAYS])
+
+    @cached_property
+    def extras(self) -> dict[str, NDArray[np.generic]]:
+        """The arrays of ``ReportedFedAvg.extras``: name to array; the caller may change them."""
+        return _decoded(self.beside)
 
 
 class ReportedFedAvg(RoundLoop, flower.FedAvg):
@@ -478,12 +483,10 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
         count, asked = self.session.ledger.count, self.session.asked.values()
         count("down", "weights", sum(len(own) or 1 for own in asked) * self.arrays.count_bytes())
         for reply in self._usable:
-            sent = {"weights": reply.message.content[keys.ARRAYS]}
-            if reply.extras:
-                named = reply.extras.items()
-                sent[keys.EXTRAS] = ArrayRecord({n: encode_array(n, v) for n, v in named})
-            for kind, record in sent.items():
-                count("up", kind, (len(reply.clients) or 1) * record.count_bytes())
+            clients, model = len(reply.clients) or 1, reply.message.content[keys.ARRAYS]
+            count("up", "weights", clients * model.count_bytes())
+            if reply.beside:
+                count("up", keys.EXTRAS, clients * reply.beside.count_bytes())
 
     def _checked(
         self,
@@ -559,10 +562,12 @@ def check_replies(
                 why = f"metrics are not as in the other replies: {odd}"
                 said[node].setdefault(client, why)
                 continue
-            extras = part.content.pop(keys.EXTRAS, None)  # Flower averages one record of arrays
-            trains = wanted.model is not None  # else nobody has checked what is beside
-            more = _decoded(extras) if trains and isinstance(extras, ArrayRecord) else {}
-            found.append(ClientReply(tuple(hosted) if client is None else (client,), part, more))
+            beside = part.content.get(keys.EXTRAS)
+            if isinstance(beside, ArrayRecord):
+                del part.content[keys.EXTRAS]  # Flower averages one record of arrays
+            else:
+                beside = ArrayRecord()
+            found.append(ClientReply(tuple(hosted) if client is None else (client,), part, beside))
         for client, why in said[node].items():
             line = why if client is None else f"client {client}: {why}"
             rejected.append(Rejected(node, one_line(line)))

@@ -43,9 +43,9 @@ from flower_graph.storage import checkpoint
 from flower_graph.storage.checkpoint import SCALARS
 from flower_graph.storage.files import move
 from flower_graph.storage.reading import StateDict, reading
-from flower_graph.wire.codec import Resume, as_record
+from flower_graph.wire.codec import Resume, SaveRequest, as_record
 from flower_graph.wire.exchange import Replies, few
-from flower_graph.wire.keys import ACCURACY, ROLES, RUN_TOKEN, SERVER_ROUND
+from flower_graph.wire.keys import ACCURACY, ROLES
 from flower_graph.wire.ledger import reply_bytes
 
 LOG = logging.getLogger(__name__)
@@ -489,7 +489,7 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
         if self.asks_to_save is None:
             return unsaved(self.requests, said)
         message_type, entries = self.asks_to_save
-        order = {SERVER_ROUND: server_round, RUN_TOKEN: session.run, **entries}
+        order = {**SaveRequest(server_round, session.run).to_config(), **entries}
         replies = session.tell_all(server_round, order, message_type, said)
         said |= replies.values | {one.node_id: one.reason for one in replies.rejected}
         return {node: why for node, why in said.items() if why}

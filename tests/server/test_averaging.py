@@ -381,6 +381,13 @@ def test_arrays_beside_measurements_are_not_read():
     assert check(content(), torn, model=None) == ([1, 2], {})
 
 
+def test_measurements_that_are_called_extras_stay_in_their_reply():
+    alone = RecordDict({"arrays": GOOD["arrays"], "extras": ONE})
+    for model in (MODEL, None):
+        ((reply,), rejected, _) = checked(alone, model=model)
+        assert reply.num_examples == 3 and not rejected
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf, [1.0, math.nan]])
 def test_measurements_are_finite(loss: Any):
     good = 1.0 if isinstance(loss, float) else [1.0, 1.0]
