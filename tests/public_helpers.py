@@ -20,10 +20,9 @@ from flower_graph.data.folders.party import assigned
 from flower_graph.errors import NoClientsError, RefusedError
 from flower_graph.flower_compat import ClientAppCallable, Mod
 from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.ppfl.algorithm import FloatArray, IntArray
 from flower_graph.strategies.ppfl.client import (
     EmbeddingClient,
-    FloatArray,
-    IntArray,
     PublicNodeClient,
     SecureConsensusClient,
 )

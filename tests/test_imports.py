@@ -23,6 +23,7 @@ PURE = (
     "strategies/fedscem/modules.py",
     "flower_graph/engine/*.py",
     "strategies/fedgls/modules.py",
+    "strategies/ppfl/algorithm.py",
     "strategies/ppfl/modules.py",
     "flower_graph/ops/*.py",
 )

@@ -1,4 +1,4 @@
-"""PPFL-GNN: clients whose graphs overlap."""
+"""PPFL-GNN: clients whose graphs overlap. Read ``algorithm.py`` first."""
 
 from typing import TYPE_CHECKING
 

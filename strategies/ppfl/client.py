@@ -1,4 +1,4 @@
-"""The PPFL-GNN clients of one SuperNode: embeddings of public nodes up, their aligned means down.
+"""The PPFL-GNN clients of one SuperNode: they carry the client's half of ``algorithm.py``.
 
 A SuperNode speaks for one or more clients; their rows are concatenated. Ids are sent once, at
 enrolment.
@@ -19,46 +19,54 @@ import math
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
 
 from flower_graph.client.state import CohortState, Tensors, forms_of
 from flower_graph.errors import MalformedReplyError, RefusedError, StateLostError, brief
 from flower_graph.flower_compat import NumPyClient
-from flower_graph.ops.procrustes import alignment_precision, orthogonal_procrustes
+from flower_graph.ops.procrustes import alignment_precision
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Embeddings, Predictions, SavedModels, Snapshot
-from flower_graph.rng import derive_seed
 from flower_graph.secure.channel import framed, rows_of
 from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.parties.registry import SIGNATURE_BYTES, TrustSettings
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import MaskingClient
+from flower_graph.strategies.ppfl.algorithm import (
+    ABSENT,
+    Asked,
+    DoubleArray,
+    EmbeddingModel,
+    FloatArray,
+    IntArray,
+    common_nodes,
+    find_slots,
+    first_points,
+    rotated,
+    rotated_back,
+    train_and_embed,
+)
 from flower_graph.strategies.ppfl.config import CLASSIFIERS, JUDGED, PRECISIONS
 from flower_graph.strategies.ppfl.evaluation import GraphJudge
-from flower_graph.strategies.ppfl.modules import Asked, GATCohort
+from flower_graph.strategies.ppfl.modules import GATCohort
 from flower_graph.wire import codec, keys
 from flower_graph.wire.arrays import Answer, Config, Parameters, pack_integers
 from flower_graph.wire.codec import Block, Bytes, Flag, Message, Numbers, Whole, split_rows
 from flower_graph.wire.counts import Counted, Counting, added, counts_size
 from flower_graph.wire.keys import CHECKPOINT, MAX_NUMBER, ROLES, RUN_TOKEN
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float32]
 Held = Mapping[int, IntArray]  # of each client of a SuperNode, the ids of its public nodes
 
 UNUSABLE = "its embeddings are not finite, or too large"
 MAX_DIMENSION = 1 << 16
 MOST_CLIENTS = 4096  # of one SuperNode: each is checked, even invented ones
-ABSENT = -1  # slot of a node that is not in a sum
 UNSIGNED = "its claim of public nodes is not signed with its key"
 DIGEST = hashlib.sha256().digest_size
 NOT_TOLD = np.zeros(0, np.int64), np.zeros((0, DIGEST), np.uint8)  # nodes, means: a client knows
@@ -131,6 +139,7 @@ def parted(
     """Undo ``joined``; without rows no client has any."""
     if rows is None:
         return [None] * len(nodes)
+    # A copy: rows that were read cannot be written, and a model may write to its targets.
     parts = split_rows(rows.astype(np.float32), [ids.size for ids in nodes])
     return [part if mark else None for part, mark in zip(parts, marks, strict=True)]
 
@@ -163,7 +172,7 @@ class PublicRequest(Message, down="train"):
     def sizes(self) -> list[int]:
         return [ids.size for ids in self.nodes]
 
-    @property
+    @cached_property
     def means(self) -> list[FloatArray | None]:
         """The means of each client, ``[p, d]``."""
         return parted(self.targets, self.marks, self.nodes)
@@ -209,7 +218,7 @@ class PublicReply(Message, up="train"):
     not_saved: codec.NotSaved = ""
     counts: Counted = None
 
-    @property
+    @cached_property
     def embeddings(self) -> list[FloatArray | None]:
         """The embeddings of each client, ``[p, d]``."""
         return parted(self.rows, self.marks, self.request.nodes)
@@ -251,26 +260,6 @@ class SumOrder(Message, down="train"):
 def fewest_parties(parties: int) -> int:
     """Return the least number of SuperNodes that hold a summed node."""
     return 2 + MISSING * parties // 10 + COLLUDING * parties // 10
-
-
-def fewest_holders(clients: int, dropout: float, least: int = LEAST_HOLDERS) -> int:
-    """Return how many clients must hold a summed node, if the server is trusted."""
-    # At most the share ``dropout`` of the clients may be missing from a sum that is opened, so two
-    # are then always in the sum of every node: no row is one client's alone.
-    return max(least, 2 + math.floor(dropout * clients))
-
-
-def common_nodes(held: Iterable[Held], fewest: int) -> IntArray:
-    """Choose the nodes that enough holders have, by ascending id; a holder counts once."""
-    each = [np.unique(np.concatenate(list(one.values()))) for one in held]
-    nodes, counts = np.unique(np.concatenate([np.zeros(0, np.int64), *each]), return_counts=True)
-    return nodes[counts >= fewest]
-
-
-def find_slots(nodes: IntArray, common: IntArray) -> IntArray:
-    """Find nodes ``[p]`` among the ascending common ones; ``ABSENT`` for others."""
-    at = np.searchsorted(common, nodes)
-    return np.where(np.isin(nodes, common), at, ABSENT)
 
 
 def digests_of(rows: FloatArray) -> Bytes:
@@ -342,29 +331,12 @@ class Claims(HeldNodes, down="train", prefix="claim-"):
         return common_nodes(held.values(), max(least, fewest_parties(count)))
 
 
-Floats = NDArray[np.float64]
 # Evaluates the embeddings of all of a client's nodes, given the round and whether it is the last
 Judge = Callable[[FloatArray, int, bool], Mapping[str, float]]
 RUN = "public-run"  # in Context.state: the run of a SuperNode with a key of its own
 NODES = "public-nodes"  # in Context.state: a hash of the ids that it has enrolled with
 TURNS = "turns"  # key of the rotations among what is kept
 ROUNDS = b"public-rounds"  # in its journal
-
-
-class EmbeddingModel(Protocol):
-    """Anything that embeds the nodes of one client and can be pulled towards targets."""
-
-    # A message may be answered by another process than the one before. So a model that keeps
-    # anything from round to round also has PyTorch's ``state_dict`` and ``load_state_dict``, with
-    # the same names, shapes and types from its making on. It draws random numbers from nothing but
-    # a seed, its client and the round.
-
-    def learn(self, rows: IntArray, targets: FloatArray | None, server_round: int) -> float:
-        """Train for one round."""
-        # rows [p], targets [p, d]
-
-    def embed(self) -> FloatArray:
-        """Return the embeddings of all nodes of the client, ``[n, d]``."""
 
 
 @dataclass(frozen=True)
@@ -425,7 +397,8 @@ class SingleModels:
     """Models of any kind, which train one after the other."""
 
     def __init__(self, members: Iterable[EmbeddingClient], tensors: Tensors | None = None) -> None:
-        self._models = {member.number: member.build() for member in members}
+        self._members = {member.number: member for member in members}
+        self._models = {number: member.build() for number, member in self._members.items()}
         for number, model in self._models.items():
             if tensors is not None and hasattr(model, "load_state_dict"):
                 start = f"{number}."
@@ -444,10 +417,16 @@ class SingleModels:
         return losses
 
     def outputs(self, clients: Sequence[int]) -> dict[int, tuple[FloatArray, None]]:
-        return {one: (np.asarray(self._models[one].embed(), np.float32), None) for one in clients}
+        return {one: (self._embedded(self._members[one]), None) for one in clients}
 
     def saved(self) -> list[SavedModels]:
         return []
+
+    def _embedded(self, member: EmbeddingClient) -> FloatArray:
+        rows = np.asarray(self._models[member.number].embed(), np.float32)
+        if rows.shape != (member.nodes.size, member.dimension):
+            raise ValueError(f"client {member.number}: its model embeds as {rows.shape}")
+        return rows
 
     def _copied(self) -> Tensors:
         return {
@@ -504,6 +483,8 @@ class PublicNodeClient(NumPyClient):
         (self.dimension,) = dimensions
         self.public = {number: member.public for number, member in self.members.items()}
         self.outputs = outputs or ClientOutputs(context)
+        judges = {number: member.judge for number, member in self.members.items()}
+        self._judges = {n: one for n, one in judges.items() if isinstance(one, GraphJudge)}
         self._make = models or partial(SingleModels, members)
         self._state = CohortState[LearntState](context, numbers, checkpoint_dir, self._made)
 
@@ -549,12 +530,10 @@ class PublicNodeClient(NumPyClient):
     def snapshot(self) -> Snapshot:
         models, placed, predictions = self._state.look().models, [], []
         for number, (embeddings, logits) in models.outputs([*self.members]).items():
-            member = self.members[number]
-            judge, nodes = member.judge, member.nodes
-            if isinstance(judge, GraphJudge):
-                nodes = judge.named
-                if np.isfinite(embeddings).all():
-                    predictions.append(judge.predict(embeddings, logits))
+            member, judge = self.members[number], self._judges.get(number)
+            nodes = member.nodes if judge is None else judge.named
+            if judge is not None and np.isfinite(embeddings).all():
+                predictions.append(judge.predict(embeddings, logits))
             client, public = np.full(nodes.size, number), np.isin(member.nodes, member.public)
             placed.append(Embeddings(client, nodes, member.nodes, public, embeddings))
         joined = Predictions.join(predictions) if predictions else None
@@ -564,37 +543,37 @@ class PublicNodeClient(NumPyClient):
         self, held: LearntState, request: PublicRequest, targets: Sequence[FloatArray | None]
     ) -> PublicReply:
         """Train towards the means of public nodes; embed, and measure (steps 2 and 3)."""
-        members = [self.members[client] for client in request.clients]
-        given = {m.number: (m.rows, means) for m, means in zip(members, targets, strict=True)}
-        losses = held.models.train(given, request.server_round)
-        outputs = held.models.outputs(request.clients)
-        reply, parts = PublicReply(request, [], [], []), list[FloatArray | None]()
-        judged, counts = list[Mapping[str, float]](), []
-        for member, means in zip(members, targets, strict=True):
-            rows, judge = outputs[member.number][0], member.judge
-            if rows.shape != (member.nodes.size, member.dimension):
-                raise ValueError(f"client {member.number}: its model embeds as {rows.shape}")
-            shared, is_usable = rows[member.rows], np.isfinite(rows).all()
-            is_usable &= np.abs(shared).max() <= MAX_NUMBER
-            reply.loss.append(losses[member.number])
-            reply.disagreement.append(disagreement(shared, means))
-            parts.append(shared if is_usable else None)
-            if not is_usable:
-                reply.left_out[member.number], judge = UNUSABLE, None
-            when = request.server_round, request.is_last
-            judged.append({} if judge is None else judge(rows, *when))
-            counts += [judge.counts] if isinstance(judge, GraphJudge) else []
-        reply.marks, every = joined(parts, request.nodes, self.dimension)
+        asked = {
+            client: (self.members[client].rows, means)
+            for client, means in zip(request.clients, targets, strict=True)
+        }
+        learnt = train_and_embed(held.models, asked, request.server_round)
+        numbers = [one.loss for one in learnt.values()], [one.apart for one in learnt.values()]
+        reply, parts = PublicReply(request, [], *numbers), dict[int, FloatArray | None]()
+        judged, counts = dict[int, Mapping[str, float]](), []
+        for client, one in learnt.items():
+            parts[client], judged[client] = None, {}
+            is_finite = np.isfinite(one.embeddings).all()
+            if not is_finite or np.abs(one.public).max() > MAX_NUMBER:
+                reply.left_out[client] = UNUSABLE
+                continue
+            parts[client], judge = one.public, self.members[client].judge
+            if judge is not None:
+                when = request.server_round, request.is_last
+                judged[client] = judge(one.embeddings, *when)
+            if client in self._judges:
+                counts.append(self._judges[client].counts)
+        reply.marks, every = joined([*parts.values()], request.nodes, self.dimension)
         reply.rows = every if request.wants_embeddings else None
-        names = dict.fromkeys(name for one in judged for name in one)
-        reply.judged = {name: [one.get(name, math.nan) for one in judged] for name in names}
+        names = dict.fromkeys(name for one in judged.values() for name in one)
+        reply.judged = {n: [one.get(n, math.nan) for one in judged.values()] for n in names}
         reply.counts = added(counts) if request.counting else None
         self.outputs.measured(
             request.server_round,
             request.clients,
             loss=reply.loss,
-            accuracy=[[one.get(role, math.nan) for role in ROLES] for one in judged],
-            nodes=[member.nodes.size for member in members],
+            accuracy=[[one.get(role, math.nan) for role in ROLES] for one in judged.values()],
+            nodes=[self.members[client].nodes.size for client in request.clients],
         )
         return reply
 
@@ -604,14 +583,6 @@ class PublicNodeClient(NumPyClient):
         turns = own.pop(TURNS, none)
         models = self._make(None if tensors is None else own)
         return LearntState(models, turns), models.tensors | ({TURNS: turns} if self.turns else {})
-
-
-def disagreement(embeddings: FloatArray, targets: FloatArray | None) -> float:
-    """Return the mean of 1 - cos between rows ``[p, d]`` and their targets (equation 8)."""
-    if targets is None:
-        return math.nan
-    a, b = (torch.tensor(rows, dtype=torch.float64) for rows in (embeddings, targets))
-    return float(1.0 - cosine_similarity(a, b).mean())
 
 
 # In a secure sum ----------------------------------------------------------------------------------
@@ -681,7 +652,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
         with self._state.opened(follows=request.follows) as held:
             kept = dict(zip(self.members, held.turns.numpy(), strict=True))
             targets = [
-                self._own_space(held, client, kept[client], mean) if order.is_target else None
+                self._target(held, client, kept[client], mean) if order.is_target else None
                 for client, mean in zip(request.clients, request.means, strict=True)
             ]
             reply = self.trained(held, request, targets)
@@ -691,7 +662,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             flat = np.zeros(0) if counts is None else counts.flat().numpy() * step
             hidden = 0 if self.trust is None else 2 * len(MEASURED)
             rows = int(config["mask-length"]) - flat.size - hidden
-            turns, vectors = rotate(request, order, reply, rows)
+            rotations, vectors = rotate(request, order, reply, rows)
             figures = hide_figures(reply, ring.limit) if hidden else {}
             first, none = min(vectors, default=-1), np.zeros(0)
             vectors = {
@@ -702,13 +673,21 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             state = [one for one in reply.embeddings if one is not None]
             reply.rows = None  # only their sum leaves
             masked, entries = self.masked(config, vectors, MEANS, layout, state)
-            for client, turn in turns.items():
-                kept[client][:] = turn
+            for client, rotation in rotations.items():
+                kept[client][:] = rotation
         if self.trust is not None and masked.left_out:
             # A missing client may leave others alone in the sum, and means may push a client out.
             raise RefusedError("a client here cannot be in the sum: its SuperNode sends nothing")
         _, weight, metrics = self.saved(reply).to_numpy()
         return [masked.total], weight, metrics | entries
+
+    def _target(
+        self, held: LearntState, client: int, rotation: DoubleArray, mean: FloatArray | None
+    ) -> FloatArray | None:
+        if mean is None or np.isnan(rotation).any():
+            return None
+        rows = self.members[client].rows
+        return rotated_back(mean, rotation, lambda: held.models.outputs([client])[client][0][rows])
 
     def _layout(self, request: PublicRequest, order: SumOrder, config: Config) -> bytes:
         """Return the meaning of a vector's numbers; an untrusting SuperNode checks it first."""
@@ -724,8 +703,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             if not np.array_equal(slots, find_slots(ids, nodes)):
                 raise RefusedError("the server orders public nodes otherwise than their holders")
             claims.check_mean(mean, slots)
-        judges = [member.judge for member in self.members.values()]
-        classes = next((one.num_classes for one in judges if isinstance(one, GraphJudge)), 0)
+        classes = next((one.num_classes for one in self._judges.values()), 0)
         size = counts_size(classes, request.counting)
         if config["mask-length"] != nodes.size * request.dimension + 2 * len(MEASURED) + size:
             raise RefusedError("the sum has another length than the nodes that are in it")
@@ -743,29 +721,10 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
         record = self.context.state.config_records.get(RUN, ConfigRecord())
         return str(record.get(RUN, ""))
 
-    def _own_space(
-        self, held: LearntState, client: int, turn: Floats, mean: FloatArray | None
-    ) -> FloatArray | None:
-        """Rotate the common mean into a client's space; rows without a mean stay its own."""
-        if mean is None or np.isnan(turn).any():
-            return None
-        target: FloatArray = (mean @ turn.T).astype(np.float32)
-        if (missing := ~mean.any(1)).any():
-            local = held.models.outputs([client])[client][0][self.members[client].rows]
-            target[missing] = local[missing]
-        return target
-
-
-def first_points(seed: int, nodes: int, dimension: int) -> Floats:
-    """Draw the points ``[u, d]`` to which clients rotate before there is a mean."""
-    # Any fixed points do: clients with similar embeddings get similar rotated embeddings.
-    rng = np.random.default_rng(derive_seed(seed, "secure-consensus"))
-    return rng.standard_normal((nodes, dimension))
-
 
 def rotate(
     request: PublicRequest, order: SumOrder, reply: PublicReply, length: int
-) -> tuple[dict[int, Floats], dict[int, Floats]]:
+) -> tuple[dict[int, DoubleArray], dict[int, DoubleArray]]:
     """Rotate each client's rows nearest to the common mean, or to the first points.
 
     Returns the rotations ``W_i``, and the clients' parts of the sum ``[length]``: the rotated rows
@@ -773,32 +732,30 @@ def rotate(
     """
     count, dimension = length // request.dimension, request.dimension
     start, near = first_points(order.seed, count, dimension), dict[int, Mapping[int, float]]()
-    turns, vectors = dict[int, Floats](), dict[int, Floats]()
+    rotations, vectors = dict[int, DoubleArray](), dict[int, DoubleArray]()
     slots_of = split_rows(order.slots, request.sizes)
     of_clients = request.clients, reply.embeddings, request.means, slots_of
     for client, x, mean, slots in zip(*of_clients, strict=True):
         here = slots != ABSENT
-        chosen, turn, rows = slots[here], np.eye(dimension), np.zeros((count, dimension))
+        chosen, rows = slots[here], np.zeros((count, dimension))
         is_inside = ((chosen >= 0) & (chosen < count)).all()
         if length % dimension or np.unique(chosen).size != chosen.size or not is_inside:
             given = f"{brief(chosen.tolist())} of {length} numbers in rows of {dimension}"
             raise ValueError(f"slots: {given}; allowed are different ones from 0 to {count - 1}")
         if x is None:
             continue
-        if here.any():
-            local = x[here].astype(np.float64)
-            points = start[chosen] if mean is None else mean[here].astype(np.float64)
-            turn = orthogonal_procrustes(local, points)
-            rows[chosen] = local @ turn
-            if mean is not None:
-                near[client] = alignment_precision(local, points, turn)
-        turns[client], vectors[client] = turn, rows.ravel()
+        local = x[here].astype(np.float64)
+        points = start[chosen] if mean is None else mean[here].astype(np.float64)
+        rotations[client], rows[chosen] = rotated(local, points)
+        vectors[client] = rows.ravel()
+        if mean is not None and chosen.size:
+            near[client] = alignment_precision(local, points, rotations[client])
     for name, k in PRECISIONS.items() if near else ():
         reply.judged[name] = [near.get(c, {}).get(k, math.nan) for c in request.clients]
-    return turns, vectors
+    return rotations, vectors
 
 
-def hide_figures(reply: PublicReply, limit: float) -> dict[int, Floats]:
+def hide_figures(reply: PublicReply, limit: float) -> dict[int, DoubleArray]:
     """Move measurements from a reply into vectors: the server learns no single client's."""
     # Some of them depend on the server's means.
     nothing = [math.nan] * len(reply.loss)

@@ -35,9 +35,9 @@ from flower_graph.method.base import FinishedRun, GraphMethod, Partition
 from flower_graph.ops.procrustes import alignment_precision, orthogonal_procrustes
 from flower_graph.outputs.client import client_folders
 from flower_graph.rng import derive_seed
+from flower_graph.strategies.ppfl.algorithm import EmbeddingModel, FloatArray, IntArray
 from flower_graph.strategies.ppfl.client import (
     EmbeddingClient,
-    EmbeddingModel,
     PublicNodeClient,
     SecureConsensusClient,
 )
@@ -175,8 +175,6 @@ def make_member(
 
 LOG = logging.getLogger(__name__)
 HELD_BACK = 0.2  # share of the common nodes on which the alignment is measured
-Floats = NDArray[np.float32]
-Integers = NDArray[np.int64]
 
 
 class PublicSpace(NamedTuple):
@@ -184,9 +182,9 @@ class PublicSpace(NamedTuple):
 
     nodes: NDArray[np.generic]  # [p] their ids, or names
     # [p, d] float32: of a client's file of embeddings, or `means-N` of the server's weights
-    embeddings: Floats
+    embeddings: FloatArray
 
-    def common(self, nodes: NDArray[np.generic]) -> tuple[Integers, Integers]:
+    def common(self, nodes: NDArray[np.generic]) -> tuple[IntArray, IntArray]:
         return np.intersect1d(nodes, self.nodes, return_indices=True)[1:]
 
     def split(
@@ -206,8 +204,8 @@ class PublicSpace(NamedTuple):
 class Joined(NamedTuple):
     """A new graph in a client's space."""
 
-    embeddings: Floats  # [n, d] of all its nodes, in the space that was joined
-    rotation: Floats  # [d, d] the orthogonal map from its own space
+    embeddings: FloatArray  # [n, d] of all its nodes, in the space that was joined
+    rotation: FloatArray  # [d, d] the orthogonal map from its own space
     common: int  # number of public nodes that were aligned
     # P@1, 5 and 10 of the public nodes that were held back; empty with fewer than two
     precision: Mapping[int, float]
@@ -232,14 +230,14 @@ def learn_beside(
         ``[n]`` ids of its nodes.
     space : PublicSpace or None
         The space to which the model is pulled. From the second round on the space is rotated into
-        the model's own, and a round does both halves of an iteration (``strategy.py``). None: the
+        the model's own, and a round does both halves of an iteration (``algorithm.py``). None: the
         model learns alone.
     rounds : iterable of int
         The numbers of its rounds, from 1 on.
     """
     here, there = (np.empty(0, np.int64),) * 2 if space is None else space.common(nodes)
     for number in rounds:
-        targets: Floats | None = None
+        targets: FloatArray | None = None
         if space is not None and number > 1:
             shared, own = space.embeddings[there], model.embed()[here]
             targets = shared @ orthogonal_procrustes(shared, own)
@@ -247,7 +245,7 @@ def learn_beside(
 
 
 def join_space(
-    embeddings: Floats,
+    embeddings: FloatArray,
     nodes: NDArray[np.generic],
     space: PublicSpace,
     held: PublicSpace | None = None,

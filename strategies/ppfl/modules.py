@@ -14,7 +14,7 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import sqrt
@@ -23,7 +23,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -44,15 +43,12 @@ from flower_graph.ops.grouped import group_sizes, grouped_add, grouped_linear
 from flower_graph.outputs.build import HEADS, SHARE, WIDTH, built_with, form_of
 from flower_graph.outputs.files import SavedModels
 from flower_graph.rng import derive_seed, generator
+from flower_graph.strategies.ppfl.algorithm import Asked, FloatArray, IntArray, gat_loss
 
 if TYPE_CHECKING:
     from flower_graph.data.graph import ClientGraph
     from flower_graph.strategies.ppfl.config import PPFLConfig
 
-Floats = NDArray[np.float32]
-Integers = NDArray[np.int64]
-# Of clients: the rows [p] of their public nodes, and the means [p, d] to which these are pulled
-Asked = Mapping[int, tuple[Integers, Floats | None]]
 FIRST = "hidden.linear"  # of which clients keep the rows of their features
 
 
@@ -205,19 +201,15 @@ class GATCohort(Cohort):
             pull, losses = self.settings.beta * _parts(graph, rows), parts
             for _ in range(self.settings.epochs):
                 hidden, logits = module.both(graph.x, batch)
-                logits = logits.index_select(0, train)
-                losses = functional.cross_entropy(logits, y, reduction="none") * parts
-                loss = losses.sum()
-                if rows.numel():
-                    near = functional.cosine_similarity(hidden.index_select(0, rows), targets)
-                    loss = loss + ((1 - near) * pull).sum()  # equation 9
+                labelled = logits.index_select(0, train), y, parts
+                loss, losses = gat_loss(hidden, *labelled, rows, targets, pull)
                 group.optimiser.zero_grad()
                 loss.backward()
                 group.optimiser.step()
             total = parts.new_zeros(len(asked)).index_add_(0, graph.owner[train], losses.detach())
         return dict(zip(asked, total.tolist(), strict=True))
 
-    def outputs(self, clients: Sequence[int]) -> dict[int, tuple[Floats, Tensor]]:
+    def outputs(self, clients: Sequence[int]) -> dict[int, tuple[FloatArray, Tensor]]:
         with torch.no_grad(), self.learners(clients) as (group,):
             module, batch = self._ready(group)
             both = module.both(group.graph.x, batch)
@@ -226,11 +218,11 @@ class GATCohort(Cohort):
 
     # A cohort of one client is an embedding model
 
-    def learn(self, rows: Integers, targets: Floats | None, server_round: int) -> float:
+    def learn(self, rows: IntArray, targets: FloatArray | None, server_round: int) -> float:
         (loss,) = self.train({self.clients[0]: (rows, targets)}, server_round).values()
         return loss
 
-    def embed(self) -> Floats:
+    def embed(self) -> FloatArray:
         return self.outputs(self.clients)[self.clients[0]][0]
 
     def _ready(self, group: Learner) -> tuple[GAT, Batch]:
@@ -289,9 +281,9 @@ class DeepWalk:
         # Small, as word2vec starts.
         shape = graph.nodes.numel(), config.model.dimension
         first = self._rng("vectors", 0).random(shape, dtype=np.float32)
-        self.vectors: Floats = (first * 2 - 1) / np.float32(config.model.dimension)
+        self.vectors: FloatArray = (first * 2 - 1) / np.float32(config.model.dimension)
 
-    def learn(self, rows: Integers, targets: Floats | None, server_round: int) -> float:
+    def learn(self, rows: IntArray, targets: FloatArray | None, server_round: int) -> float:
         # rows [p], targets [p, d]
         if targets is not None:
             self.vectors[rows] = targets
@@ -312,7 +304,7 @@ class DeepWalk:
         far = np.searchsorted(noise, drawn, side="right")
         return negative_sampling_loss(self.vectors[node], context[near], context[far])
 
-    def embed(self) -> Floats:
+    def embed(self) -> FloatArray:
         return self.vectors.copy()
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -327,7 +319,7 @@ class DeepWalk:
     def _seed(self, purpose: str, server_round: int) -> int:
         return derive_seed(self._run_seed, "deepwalk", purpose, self.client, server_round)
 
-    def _train(self, walks: Integers, counts: Integers, server_round: int) -> Floats:
+    def _train(self, walks: IntArray, counts: IntArray, server_round: int) -> FloatArray:
         from gensim.models import Word2Vec  # takes a second, which other methods need not wait
 
         # The numbers of nodes in the walks are known: gensim need not read them all to count. One
@@ -355,11 +347,11 @@ class DeepWalk:
             end_alpha=self.settings.final_learning_rate * scale,
         )
         self.vectors = model.wv.vectors
-        context: Floats = model.syn1neg
+        context: FloatArray = model.syn1neg
         return context
 
 
-def negative_sampling_loss(vectors: Floats, near: Floats, far: Floats) -> float:
+def negative_sampling_loss(vectors: FloatArray, near: FloatArray, far: FloatArray) -> float:
     """Return ``-log σ(v · c) - Σ log σ(-v · f)``, the mean over some pairs."""
     # vectors, near [p, d], far [p, negative, d]
     product = np.einsum("pd,pd->p", vectors, near, dtype=np.float64)
@@ -367,19 +359,19 @@ def negative_sampling_loss(vectors: Floats, near: Floats, far: Floats) -> float:
     return float((np.logaddexp(0, -product) + np.logaddexp(0, products).sum(1)).mean())
 
 
-def neighbour_lists(edge_index: Integers, num_nodes: int) -> tuple[Integers, Integers]:
+def neighbour_lists(edge_index: IntArray, num_nodes: int) -> tuple[IntArray, IntArray]:
     """Turn directed edges into lists of neighbours: their bounds ``[n + 1]``, and the nodes."""
     source, target = edge_index[:, np.lexsort(edge_index[::-1])]  # [2, e]
     return np.searchsorted(source, np.arange(num_nodes + 1)), target
 
 
 def random_walks(
-    indptr: Integers,
-    neighbours: Integers,
-    starts: Integers,
+    indptr: IntArray,
+    neighbours: IntArray,
+    starts: IntArray,
     length: int,
     rng: np.random.Generator,
-) -> Integers:
+) -> IntArray:
     """Walk from some nodes, each step to any neighbour with the same probability."""
     # starts [w]
     walks = np.empty((length, len(starts)), np.int64)  # step by step, so that a step is one row
@@ -396,7 +388,7 @@ def random_walks(
     return np.ascontiguousarray(walks.T)
 
 
-def sample_pairs(walks: Integers, window: int, count: int, rng: np.random.Generator) -> Integers:
+def sample_pairs(walks: IntArray, window: int, count: int, rng: np.random.Generator) -> IntArray:
     """Draw pairs of nodes as often as skip-gram with shrinking windows meets them."""
     # A window is ``window`` or fewer nodes wide, each width with the same probability; hence a node
     # at distance ``o`` is inside ``window + 1 - o`` times out of ``window``.

@@ -1,42 +1,6 @@
-"""PPFL-GNN: public nodes of overlapping graphs, aligned by Procrustes and averaged.
+"""The PPFL-GNN server: carries the server's half of ``algorithm.py``, which has the iteration.
 
-Zhang, Cai and Seo, "Privacy-Preserving Federated Graph Neural Network Learning on Non-IID Graph
-Data", Wireless Communications and Mobile Computing 2023. Every client embeds its own graph; some
-nodes, the *public* ones, are in several clients' graphs. The embeddings of two clients differ
-at least by a rotation, so their plain mean would be noise: the server first rotates one client's
-embeddings into the other's space.
-
-Iteration ``t`` (Algorithms 1 and 2), one exchange:
-
-1. server -> client ``i``: ``X'_i``, means for its public nodes; nothing in the first iteration;
-2. client: takes ``X'_i`` (DeepWalk: they replace its vectors; GAT: its hidden layer is pulled
-   towards them, equation 9), trains on its own graph, and embeds it;
-3. client -> server: ``X_i``, the embeddings of its public nodes, and its measurements;
-4. server: for each ordered pair ``W_ji``, the orthogonal matrix with the least
-   ``||X_j W_ji - X_i||_F``, from the SVD of ``X_j^T X_i`` (equation 4);
-5. server: ``X'_i = 1/m (X_i + sum_{j != i} X_j W_ji)``, by node, over the clients that hold it.
-
-With ``alignment="consensus"`` steps 4 and 5 rotate all clients into one common space and back:
-``m`` alignments instead of ``m (m - 1)``. The consensus needs only the sum of the rotated
-embeddings. So with ``alignment="secure"`` each client rotates its own embeddings, and the secure
-sum of ``flower_graph.secure`` adds them up. The server learns this sum, and nothing else of the
-embeddings; ``W_i`` never leaves client ``i``. Iteration ``t``, two exchanges:
-
-1. server -> client ``i``: ``R``, the common mean of the last iteration, for its public nodes;
-2. client: ``X'_i = R W_i^T``, trains with it as above, and embeds its graph;
-3. client: ``W_i``, the orthogonal matrix with the least ``||X_i W_i - R||_F`` (equation 4);
-4. client -> server: ``X_i W_i``, masked;
-5. server: adds up, and in the second exchange takes the masks off; ``R`` = sum / holders, by node.
-
-The plain form repeats steps 3 and 5 until ``R`` stands still. Here each iteration does them once
-and starts from the last ``R``. The server never asks for a second sum of the same embeddings: with
-as many sums as clients it could compute each client's part. The first ``R`` is random points. Their
-mean is too blurred to learn from: clients rotate to it, and ``X'_i`` begins with iteration 3. Nodes
-with too few holders are in no sum; a client keeps its own rows of them. ``client.py`` says what
-SuperNodes sign if the server is not trusted.
-
-Steps 2 and 3 are ``PublicNodeClient``'s. Its model is any ``EmbeddingModel``: something that embeds
-nodes and can take targets.
+Its clients answer as ``PublicNodeClient`` and ``SecureConsensusClient`` of ``client.py`` do.
 """
 
 import math
@@ -55,12 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.config.rules import choice
-from flower_graph.ops.procrustes import (
-    align_pairs,
-    alignment_precision,
-    consensus,
-    orthogonal_procrustes,
-)
+from flower_graph.ops.procrustes import alignment_precision, orthogonal_procrustes
 from flower_graph.records.participation import NOT_READY, Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
@@ -70,6 +29,15 @@ from flower_graph.server.session import Membership, Session
 from flower_graph.server.sums import Added, PartySums, SecureSum, SumServer
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.ppfl import config
+from flower_graph.strategies.ppfl.algorithm import (
+    LEARNT_FROM,
+    CommonMean,
+    FloatArray,
+    IntArray,
+    Overlap,
+    common_nodes,
+    fewest_holders,
+)
 from flower_graph.strategies.ppfl.client import (
     MEANS,
     MEASURED,
@@ -78,18 +46,13 @@ from flower_graph.strategies.ppfl.client import (
     UNSIGNED,
     Claims,
     EmbeddingEnrolment,
-    FloatArray,
     Held,
-    IntArray,
     PublicReply,
     PublicRequest,
     SumOrder,
     claim_parts,
-    common_nodes,
     digests_of,
-    fewest_holders,
     fewest_parties,
-    find_slots,
     joined,
 )
 from flower_graph.strategies.ppfl.config import StrategyConfig
@@ -101,7 +64,6 @@ from flower_graph.wire.ledger import reply_bytes
 
 MEASURED_PAIRS = 12  # ordered pairs whose alignment is measured in a round: all, up to 4 clients
 TRIED_PAIRS = 1000  # of these some may share no node; all, up to 32 clients
-LEARNT_FROM = 2  # sums before clients learn from the mean
 DISAGREEMENT = "disagreement"
 # What a checkpoint has of the clients
 SAVED = ("embeddings", "targets", "ids", "form", "begun", "measured")
@@ -295,21 +257,13 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
 
     def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
         """Do steps 4 and 5, and return how precise the alignment is."""
-        known = self.clients
-        shown = sorted(known.embeddings) if self.settings.absent == config.LAST else answered
-        every = np.unique(np.concatenate([known.ids[client] for client in shown]))
-        slots = [torch.from_numpy(np.searchsorted(every, known.ids[client])) for client in shown]
-        x = torch.zeros(len(shown), every.size, known.form)
-        held = torch.zeros(len(shown), every.size, dtype=torch.bool)
-        for index, (client, slot) in enumerate(zip(shown, slots, strict=True)):
-            x[index, slot], held[index, slot] = torch.from_numpy(known.embeddings[client]), True
-        is_pairs = self.settings.alignment == config.PAIRS
-        means = align_pairs(x, held) if is_pairs else consensus(x, held).aligned
-        for index, (client, slot) in enumerate(zip(shown, slots, strict=True)):
-            known.targets[client] = means[index, slot].numpy()
-        rows = np.searchsorted(shown, answered)  # both ascend
+        known, form = self.clients, self.settings.alignment
+        chosen = known.embeddings if self.settings.absent == config.LAST else answered
+        overlap = Overlap.of({client: known.embeddings[client] for client in chosen}, known.ids)
+        known.targets |= overlap.means(in_pairs=form == config.PAIRS)
+        rows = np.searchsorted(overlap.clients, answered)  # both ascend
         rng = generator(self.session.seed, "measured-pairs", server_round)
-        return measure_alignment(x[rows], held[rows], rng)
+        return measure_alignment(overlap.x[rows], overlap.held[rows], rng)
 
     def came(self, node: int) -> tuple[str, int]:
         """Return the kind of a SuperNode's answer, and how many bytes of it are payload."""
@@ -381,37 +335,6 @@ def draw_pairs(count: int, rng: torch.Generator) -> Iterator[tuple[int, int]]:
 
 
 # The mean of a secure sum -------------------------------------------------------------------------
-
-
-class CommonMean:
-    """The server's mean of the rotated embeddings, by node."""
-
-    def __init__(self) -> None:
-        self.made = 0  # sums so far
-        self.nodes: IntArray = np.zeros(0, np.int64)  # ids of the rows, ascending
-        # The rows, and one of zeros behind them, which a slot of -1 has
-        self.padded: FloatArray = np.zeros((1, 0), np.float32)
-        self.slots: dict[int, IntArray] = {}  # the rows of each client's nodes
-
-    @property
-    def rows(self) -> FloatArray:
-        return self.padded[:-1]
-
-    def choose(self, nodes: IntArray, ids: Mapping[int, IntArray], dimension: int) -> None:
-        """Set the nodes of the next sum; a node that stays keeps its mean."""
-        if not self.made:
-            self.padded = np.zeros((self.nodes.size + 1, dimension), np.float32)
-        self.padded = self.padded[np.append(find_slots(nodes, self.nodes), -1)]
-        self.slots = {client: find_slots(own, nodes) for client, own in ids.items()}
-        self.nodes = nodes
-
-    def of(self, client: int) -> FloatArray | None:
-        return self.padded[self.slots[client]] if self.made else None
-
-    def take(self, total: NDArray[np.float64], contributors: Iterable[int]) -> None:
-        slots = np.concatenate([self.slots[client] for client in contributors])
-        holders = np.bincount(slots + 1, minlength=self.nodes.size + 1)[1:, None]
-        self.padded[:-1], self.made = total.reshape(self.rows.shape) / holders, self.made + 1
 
 
 class SecureConsensus(ProcrustesAlignment):

@@ -8,8 +8,8 @@ from flwr.app import Array, Message
 from graph_helpers import Outcome
 from public_helpers import make_distrusting, run_secure, start, still_member, toy_members
 
-from flower_graph.strategies.ppfl.client import IntArray
-from flower_graph.strategies.ppfl.strategy import CommonMean, SecureConsensus
+from flower_graph.strategies.ppfl.algorithm import CommonMean, IntArray
+from flower_graph.strategies.ppfl.strategy import SecureConsensus
 from flower_graph.wire.keys import CONFIG, PUBLIC
 
 COUNT = 7

@@ -29,7 +29,7 @@ from flower_graph.secure.sum import server as sum_server
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage.files import IN_PROCESS
 from flower_graph.strategies.fedscem import MaskedEmbeddingAveraging
-from flower_graph.strategies.ppfl.strategy import CommonMean
+from flower_graph.strategies.ppfl.algorithm import CommonMean
 from flower_graph.wire.keys import CONFIG
 
 

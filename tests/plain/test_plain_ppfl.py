@@ -8,7 +8,7 @@ from ppfl import Member, PlainGAT, pairs, summed
 from public_helpers import run, run_secure, toy_members
 
 from flower_graph.method.registry import method_of
-from flower_graph.strategies.ppfl.client import first_points
+from flower_graph.strategies.ppfl.algorithm import first_points
 from flower_graph.strategies.ppfl.method import make_member
 from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
 

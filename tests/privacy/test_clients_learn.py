@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from public_helpers import make_grid, still_member
 
 from flower_graph.ops.procrustes import orthogonal_procrustes
-from flower_graph.strategies.ppfl.client import first_points
+from flower_graph.strategies.ppfl.algorithm import first_points
 from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment, SecureConsensus
 
 Exchanged = dict[int, tuple[RecordDict, RecordDict]]  # by node: what it was sent, what it answered

@@ -21,14 +21,13 @@ from flower_graph.flower_compat import ClientAppCallable
 from flower_graph.method.load import load_config
 from flower_graph.outputs.files import Embeddings, Predictions
 from flower_graph.strategies.ppfl import method
+from flower_graph.strategies.ppfl.algorithm import FloatArray, IntArray, disagreement
 from flower_graph.strategies.ppfl.client import (
     UNUSABLE,
     EmbeddingClient,
-    FloatArray,
     PublicNodeClient,
     PublicReply,
     PublicRequest,
-    disagreement,
     joined,
     public_rows,
 )
@@ -286,7 +285,7 @@ def test_disagreement_by_hand() -> None:
     assert disagreement(-targets, targets) == pytest.approx(2)
 
 
-def planted(nodes: int = 40, seed: int = 0) -> tuple[method.Floats, method.Floats]:
+def planted(nodes: int = 40, seed: int = 0) -> tuple[FloatArray, FloatArray]:
     """Draw embeddings, and a rotation of their space."""
     rng = np.random.default_rng(seed)
     turn, _ = np.linalg.qr(rng.normal(size=(4, 4)))
@@ -314,8 +313,8 @@ def test_a_turned_space_is_turned_back_and_private_nodes_with_it(words: bool) ->
 class Recorder:
     """A model that stays where it is and notes what it is told."""
 
-    def __init__(self, vectors: method.Floats) -> None:
-        self.told = list[tuple[int, method.Integers, Any]]()
+    def __init__(self, vectors: FloatArray) -> None:
+        self.told = list[tuple[int, IntArray, Any]]()
         self.embed = lambda: vectors
 
     def learn(self, *told: Any) -> float:

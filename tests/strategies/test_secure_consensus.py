@@ -31,10 +31,19 @@ from public_helpers import run_secure as run
 from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.errors import RefusedError
 from flower_graph.flower_compat import ClientAppCallable, Mod
+from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.secure.ring import Ring
 from flower_graph.strategies.ppfl import client as public
-from flower_graph.strategies.ppfl.strategy import CommonMean, PublicMembership, SecureConsensus
+from flower_graph.strategies.ppfl.algorithm import (
+    CommonMean,
+    FloatArray,
+    IntArray,
+    common_nodes,
+    fewest_holders,
+    first_points,
+)
+from flower_graph.strategies.ppfl.strategy import PublicMembership, SecureConsensus
 from flower_graph.wire.codec import Resume
 from flower_graph.wire.keys import CHECKPOINT, RUN_TOKEN, SERVER_ROUND
 
@@ -44,7 +53,7 @@ STEP = 2.0**-16
 
 def by_hand(rounds: int, absent: Mapping[int, set[int]] | None = None) -> Summed:
     members = {one.number: Member(one.build(), one.nodes, one.rows) for one in toy_members()}
-    return summed(members, NODES, public.first_points(0, len(NODES), 3), rounds, absent or {})
+    return summed(members, NODES, first_points(0, len(NODES), 3), rounds, absent or {})
 
 
 def secrets_of(steps: Summed) -> list[bytes]:
@@ -125,9 +134,7 @@ def test_numbers_that_do_not_fit_are_left_out_and_named(value: float, why: str) 
 class Listener(ToyModel):
     """Notes its vectors and the targets that it is given."""
 
-    def learn(
-        self, rows: public.IntArray, targets: public.FloatArray | None, server_round: int
-    ) -> float:
+    def learn(self, rows: IntArray, targets: FloatArray | None, server_round: int) -> float:
         HEARD.append((self.embed()[rows], targets))
         return super().learn(rows, targets, server_round)
 
@@ -212,7 +219,7 @@ def test_no_sum_is_ever_of_one_client_alone(owned, dropout, chance) -> None:
     m = len(owned)
     least = max(2, m - int(dropout * m + 1e-12))  # contributors without which a sum is skipped
     there = chance.sample(range(m), chance.randint(least, m))
-    for node in public.common_nodes(ids, public.fewest_holders(m, dropout)).tolist():
+    for node in common_nodes(ids, fewest_holders(m, dropout, LEAST_HOLDERS)).tolist():
         assert sum(node in ids[client][0] for client in there) >= 2
 
 
@@ -314,11 +321,11 @@ def test_two_honest_holders_are_in_every_sum() -> None:
 def test_nodes_are_counted_once_a_party() -> None:
     one = {0: np.array([5, 7]), 1: np.array([5, 9])}
     held = {0: one, **{party: {party: np.array([9, 5])} for party in range(2, 6)}}
-    assert public.common_nodes(held.values(), 3).tolist() == [5, 9]
+    assert common_nodes(held.values(), 3).tolist() == [5, 9]
     held[2] = {2: np.array([7])}
     held[3] = {3: np.array([7, 9])}
-    assert public.common_nodes(held.values(), 3).tolist() == [5, 7, 9]
-    assert public.common_nodes(held.values(), 4).tolist() == [9]
+    assert common_nodes(held.values(), 3).tolist() == [5, 7, 9]
+    assert common_nodes(held.values(), 4).tolist() == [9]
 
 
 HELD = {i: {i: np.array([10, 11, *([12] if i < 3 else []), 100 + i])} for i in range(6)}
