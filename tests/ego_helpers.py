@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from flower_graph.data.graph import ClientGraph
+from flower_graph.strategies.fedscem.algorithm import Shared
 from flower_graph.strategies.fedscem.config import EgoSettings
-from flower_graph.strategies.fedscem.modules import Shared, first_model
+from flower_graph.strategies.fedscem.modules import first_model
 
 NODES, FEATURES, CLASSES, HIDDEN, PROJECTION = 40, 7, 3, 5, 4
 SETTINGS = EgoSettings(

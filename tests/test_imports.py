@@ -20,7 +20,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PURE = (
     "flower_graph/models.py",
     "strategies/nfedgnn/users.py",
+    "strategies/fedscem/algorithm.py",
     "strategies/fedscem/modules.py",
+    "strategies/fedscem/cohort.py",
     "flower_graph/engine/*.py",
     "strategies/fedgls/modules.py",
     "strategies/ppfl/algorithm.py",

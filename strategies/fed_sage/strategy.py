@@ -47,9 +47,8 @@ from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.grouped import one_thread
 from flower_graph.ops.mending import slots
 from flower_graph.strategies.fed_sage import modules
-from flower_graph.strategies.fedscem.client import EgoModelClient
+from flower_graph.strategies.fedscem.baselines import EgoFedAvg, EgoModelClient
 from flower_graph.strategies.fedscem.config import EgoSettings
-from flower_graph.strategies.fedscem.strategy import EgoFedAvg
 from flower_graph.wire import codec
 from flower_graph.wire.arrays import Answer, Config, FloatArray, IntArray, Parameters
 from flower_graph.wire.codec import Exact, Flag, Whole

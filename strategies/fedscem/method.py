@@ -24,8 +24,9 @@ from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.noise import ClientNoise, central_noise, client_noise
 from flower_graph.server.averaging import ReportedFedAvg, make_robust
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage, SageClient
-from flower_graph.strategies.fedscem import strategy
-from flower_graph.strategies.fedscem.client import EgoModelClient, EgoNetworkClient, Hiding
+from flower_graph.strategies.fedscem import baselines
+from flower_graph.strategies.fedscem.client import EgoNetworkClient, Hiding
+from flower_graph.strategies.fedscem.cohort import train_alone
 from flower_graph.strategies.fedscem.config import (
     APP,
     AVERAGING,
@@ -35,14 +36,14 @@ from flower_graph.strategies.fedscem.config import (
     FedSCemConfig,
     TrainingConfig,
 )
-from flower_graph.strategies.fedscem.modules import train_alone
+from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
 LOG = logging.getLogger(__name__)
-Server = strategy.MaskedEmbeddingAveraging | ReportedFedAvg
+Server = MaskedEmbeddingAveraging | ReportedFedAvg
 BASELINES: dict[str, type[ReportedFedAvg]] = {
-    "self-training": strategy.SelfTraining,
-    "fedavg": strategy.EgoFedAvg,
-    "fedprox": strategy.EgoFedProx,
+    "self-training": baselines.SelfTraining,
+    "fedavg": baselines.EgoFedAvg,
+    "fedprox": baselines.EgoFedProx,
     "local-sage": LocalSage,
     "fed-sage": FedSage,
 }
@@ -71,7 +72,7 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
         how, settings = config.strategy, ego_settings(config, self.whole(config, folder))
         options = checkpoint_settings(config, out)
         if how.name == FEDSCEM:
-            return strategy.MaskedEmbeddingAveraging(settings, how, **options)
+            return MaskedEmbeddingAveraging(settings, how, **options)
         options |= {"participation": how.participation, "min_nodes": how.fewest_nodes}
         averaging = make_robust(BASELINES[how.name], how, settings, **options)
         averaging.central_noise = central_noise(config.privacy, config.rounds)
@@ -85,7 +86,7 @@ class FedSCem(GraphMethod[FedSCemConfig, Server]):
         how["device"] = config.device
         settings = ego_settings(config, whole)
         if config.strategy.name != FEDSCEM:
-            kind = SageClient if config.strategy.name in SAGE else EgoModelClient
+            kind = SageClient if config.strategy.name in SAGE else baselines.EgoModelClient
             averages = config.strategy.name in ("fed-sage", *AVERAGING)
             return kind(context, egos, settings, averages=averages, **how)
         noised = config.privacy.is_on and Permits.of(context.node_config).noises

@@ -1,42 +1,14 @@
-"""FedSCem: node classification over ego-networks by averaging embeddings that nobody sees.
+"""FedSCem's server: it carries the rounds of ``algorithm.py`` over Flower.
 
-Xie, Xiong and Yang, "Federated Node Classification over Distributed Ego-Networks with Secure
-Contrastive Embedding Sharing", CIKM 2024. Every client holds an ego-network, its own GNN and
-classifier, and a projection head ``f``. Ego-networks overlap: of the same node, one
-client may know neighbours that another client lacks.
-
-Once, before the first round:
-
-1. clients make keys, and the server hands the public ones on;
-2. *secure alignment* (section 4.3.1): all clients agree on one order of the *slots*, the nodes
-   that at least two clients hold; the server learns neither nodes nor holders.
-
-Round ``t``, in two exchanges. The first brings the sums of round ``t - 1``:
-
-3. client: takes the sums' pads off, ``h~_v = sum / count`` (equation 7), for its own slots;
-4. client: *contrastive fusion*, a step on ``L_nc + mu L_ct``, NT-Xent between ``f(h)`` and
-   ``f(h~)`` (equations 8 to 11);
-5. client: a step on ``L_nc`` (equation 3), then ``H = GNN(X, A)`` (equation 1);
-6. client -> server: embeddings by slot and a one for each slot that it holds, under pads and masks
-   (*secure aggregation*, section 4.3.2), and its measurements after step 4;
-7. server: adds up, and in the second exchange takes the masks away; clients prepare the keys of
-   round ``t + 1`` in the same message.
-
-After the last round one more pass does steps 3, 4 and 6; step 6 then sends measurements alone.
-
-*Variants.* ``full`` is FedSCem. ``minus`` (FedSCem−) has no step 5. ``iter`` (FedSCem_iter) steps
-on ``mu L_ct`` alone in step 4, so that the two losses alternate. *Model sharing*: with ``fedavg``
-or ``fedprox`` the clients' weights are added up as well, and every round begins with their mean.
-
-*Absent clients* keep their weights. A round in which too few clients answer is skipped: nothing of
-it is revealed, and step 4 goes on without ``L_ct``.
+``MaskedEmbeddingAveraging`` asks for the vectors, opens their sum and reports. ``EgoSession`` has
+the run's clients, their alignment and their sums.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
@@ -46,15 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import RecordDict
-from flwr.serverapp.strategy import FedProx
 from numpy.typing import NDArray
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from flower_graph.config.rules import require
 from flower_graph.config.schema import check_settings
 from flower_graph.errors import AlignmentError, MalformedReplyError, NoClientsError
-from flower_graph.method.module_method import ModuleFedAvg
-from flower_graph.ops.counts import Counts, Errors
 from flower_graph.outputs.build import form_of
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.records.participation import NOT_READY, grouped, ranges
@@ -62,39 +31,37 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.align.blinded import MAX_CLIENTS
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.node_config import LEAST_HOLDERS
-from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import KeyReply, MaskedReply
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session, renamed
 from flower_graph.server.sums import Opened, PartySums, SecureSum, SumServer, Tell
 from flower_graph.storage.reading import StateDict
+from flower_graph.strategies.fedscem.algorithm import mean_metrics, mean_model
 from flower_graph.strategies.fedscem.client import (
-    SUMMED_NAMES,
-    UNREAD,
     VERIFIED,
     EgoEnrolment,
     EgoReply,
     EgoRequest,
-    Layout,
-    SumArray,
-    Sums,
-    are_counts,
-    contrast_scale,
     round_terms,
-    shared_by,
     union_terms,
 )
 from flower_graph.strategies.fedscem.config import EgoSettings, StrategyConfig
 from flower_graph.strategies.fedscem.modules import EgoGCN, first_model
-from flower_graph.wire.arrays import largest_size
+from flower_graph.strategies.fedscem.vector import (
+    SUMMED_NAMES,
+    UNREAD,
+    SumArray,
+    Sums,
+    check_plain_sum,
+    read_sum,
+)
 from flower_graph.wire.codec import Resume, as_record, entries_of
-from flower_graph.wire.counts import as_counts, counts_size
+from flower_graph.wire.counts import counts_size
 from flower_graph.wire.exchange import Replies, reasons_of
-from flower_graph.wire.keys import MAX_NUMBER, ROLES, SUMS, TOTAL
+from flower_graph.wire.keys import SUMS, TOTAL
 from flower_graph.wire.ledger import count_bytes, reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
-ROUNDING = 1e-3  # of a client's accuracy in a plain sum
 FINE = 2.0**-20  # step of fixed-point weights: in a round they change by less than embeddings do
 # Client numbers that one SuperNode may claim where identities are blinded: half of all there can be
 MOST_CLAIMED = MAX_CLIENTS // 2
@@ -334,7 +301,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         layout, ring, count = self.layout, self.ring, len(found.contributors)
         measured, weights, self.counts = read_sum(total, layout, ring, count)
         if layout.weights:
-            self.model = (weights / count).astype(np.float32)
+            self.model = mean_model(weights, count)
         if layout.slots:
             embeddings, counts = total[layout.embeddings], total[layout.counts]
             if ring is None:
@@ -365,72 +332,6 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             count("down", "weights", asked * self.model.nbytes)
         for kind, size in numbers.items():
             count("up", kind, up * size * word)
-
-
-# What can be known of a sum -----------------------------------------------------------------------
-
-
-def read_sum(
-    total: SumArray, layout: Layout, ring: Ring | None, clients: int
-) -> tuple[dict[str, float], NDArray[np.float64], Counts | Errors | None]:
-    """Read the measurements, weights and counts of a sum over so many clients.
-
-    Refuse what is impossible for them. Without counts that were asked for, the last is None.
-    """
-    numbers, weights, words = (total[one] for one in (layout.metrics, layout.model, layout.counts))
-    counted, rounding = total[layout.predictions], ROUNDING
-    if ring is None:
-        check_counts(words, clients)
-    else:
-        steps = 2.0**ring.fraction_bits
-        counted, rounding = ring.decode(counted) * steps, 1 / steps
-        numbers, weights = ring.decode(numbers), ring.decode(weights)
-        ring.check_sums(numbers, clients)
-        ring.check_sums(weights, clients)
-    measured = dict(zip(SUMMED_NAMES, numbers.tolist(), strict=True))
-    counts = [n for name, n in measured.items() if name.startswith("has-") or name == UNREAD]
-    check_counts(np.array(counts), clients)
-    for role in ROLES:
-        over = -measured[role], measured[role] - measured[f"has-{role}"]
-        if not max(over) <= clients * rounding:
-            raise MalformedReplyError(
-                f"{TOTAL}: {role} is {measured[role]:g}, a sum of "
-                f"{measured[f'has-{role}']:g} accuracies"
-            )
-    if not layout.counting:
-        return measured, weights, None
-    whole = np.rint(counted).astype(np.int64)
-    return measured, weights, as_counts(whole, layout.classes, layout.counting)
-
-
-def check_plain_sum(total: SumArray, layout: Layout, clients: int) -> None:
-    """Refuse a plain sum that is impossible for its number of clients."""
-    # total [L]
-    if total.dtype != np.float64:
-        raise MalformedReplyError(f"{TOTAL} has type {total.dtype}, expected float64")
-    if total.size and (largest := largest_size(total)) > clients * MAX_NUMBER:
-        raise MalformedReplyError(
-            f"{TOTAL} has a number of size {largest:g}, {clients} clients can make "
-            f"{clients * MAX_NUMBER:g} at most"
-        )
-    read_sum(total, layout, None, clients)
-
-
-def check_counts(found: NDArray[np.float64], clients: int) -> None:
-    """Refuse sums that are no counts of this many clients."""
-    if not are_counts(found, clients):
-        raise MalformedReplyError(f"{TOTAL}: expected counts from 0 to {clients} clients")
-
-
-def mean_metrics(sums: Mapping[str, float], tau: float) -> dict[str, float]:
-    """Turn sums over clients of ``measure``'s results into means; NaN where no client has any."""
-
-    def mean(name: str, count: str) -> float:
-        return sums[name] / sums[count] if sums[count] > 0 else math.nan
-
-    means = {name: mean(name, f"has-{name}") for name in (*ROLES, "contrast")}
-    means["contrast"] *= contrast_scale(tau)
-    return means | {"cross-entropy": mean("cross-entropy", "has-train")}
 
 
 # The run's clients, their alignment and their sums -----------------------------------------------
@@ -623,49 +524,3 @@ class EgoParties(EgoMembership, PartySums):
                 aligner.enroll(node, local)
             aligner.begin(self.epoch.digest, members, self.registry)
         return begun
-
-
-# Baselines ----------------------------------------------------------------------------------------
-
-# They are the project's one FedAvg (``fed_avg.py``), FedProx and local training, with FedSCem's
-# model. Every client has weight 1, so the mean model is the mean over clients (FedSCem, equation
-# 5). Adam's moments stay with the client.
-
-
-class EgoFedAvg(ModuleFedAvg):
-    """FedAvg for ``EgoModelClient``; other arguments as for ``ReportedFedAvg``."""
-
-    usual_rounds, averages, shared_by = 400, True, staticmethod(shared_by)
-
-    # Any: arguments are those of its parent
-    def __init__(self, settings: EgoSettings, **more: Any) -> None:
-        shared = self.shared_by(settings, averages=self.averages)
-        super().__init__(shared, settings.training, classes=settings.num_classes, **more)
-        self.ego = settings
-
-    def most_examples(self, node: int, *, training: bool) -> int | None:
-        return len(self.session.members.clients.get(node, ())) or None
-
-    def snapshot(self) -> Snapshot | None:
-        if not self.averages:
-            return None
-        state = {name: torch.from_numpy(value) for name, value in self.weights().items()}
-        model = form_of(self.shared.make(), self.shared.make, NO_CLIENT)
-        return Snapshot(None, [replace(model, shared=state, own={})])
-
-    def fixed_settings(self) -> dict[str, object]:
-        return super().fixed_settings() | asdict(self.ego)
-
-
-class EgoFedProx(EgoFedAvg, FedProx):
-    """FedProx for ``EgoModelClient``; the weight is ``settings.proximal``."""
-
-    # Any: arguments are those of its parent
-    def __init__(self, settings: EgoSettings, **more: Any) -> None:
-        super().__init__(settings, proximal_mu=settings.proximal, **more)
-
-
-class SelfTraining(EgoFedAvg):
-    """Local training, for ``EgoModelClient`` with ``averages=False``: no array travels."""
-
-    averages = False

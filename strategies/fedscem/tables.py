@@ -21,9 +21,10 @@ from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.cohort import joined, placed_on
 from flower_graph.engine.machine import resolve_device
 from flower_graph.records.rounds import Epoch
+from flower_graph.strategies.fedscem.algorithm import Shared
+from flower_graph.strategies.fedscem.cohort import EgoCohort, trained_alone
 from flower_graph.strategies.fedscem.config import EgoSettings, FedSCemConfig
 from flower_graph.strategies.fedscem.method import METHOD, ego_settings
-from flower_graph.strategies.fedscem.modules import EgoCohort, Shared
 
 ROUNDS = 7  # measured ones, after one that is not
 Row = tuple[dict[str, int], dict[str, float]]  # keys and figures of a group of clients
@@ -38,14 +39,12 @@ def train(config: FedSCemConfig) -> list[Epoch]:
     nodes = torch.cat([ego.nodes for ego in egos]).to(device)
     judges = joined([placed_on(ego, device) for ego in egos])
     epochs = []
-    with EgoCohort([_whole(data, config)], settings, device=device).part() as whole:
-        for number in range(config.rounds):
-            whole.train(number)
-            logits = whole.logits()
-            found = NODES.shares(judges.judged(logits[nodes]))
-            _, val, test = (float(accuracy.nanmean()) for accuracy in found)
-            loss = float(NODES.training_loss(whole.graph.judged(logits)))
-            epochs.append(Epoch(loss, val, test))
+    for whole in trained_alone(_whole(data, config), settings, config.rounds, device):
+        logits = whole.logits()
+        found = NODES.shares(judges.judged(logits[nodes]))
+        _, val, test = (float(accuracy.nanmean()) for accuracy in found)
+        loss = float(NODES.training_loss(whole.graph.judged(logits)))
+        epochs.append(Epoch(loss, val, test))
     return epochs
 
 

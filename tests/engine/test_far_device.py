@@ -28,7 +28,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flower_graph.models import build_server_model
 from flower_graph.ops.active_rows import pack
-from flower_graph.strategies.fedscem.modules import EgoCohort, EgoGroup, Shared
+from flower_graph.strategies.fedscem.algorithm import EgoGroup, Shared
+from flower_graph.strategies.fedscem.cohort import EgoCohort
 from flower_graph.strategies.nfedgnn.strategy import RelayServer, config_of
 from flower_graph.strategies.nfedgnn.users import CommonLayer, LinearCohort, UserSettings
 from flower_graph.strategies.ppfl.modules import GATCohort

@@ -25,7 +25,7 @@ from flower_graph.server.averaging import Wanted, check_replies
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.config import StructureSettings
 from flower_graph.strategies.fedgls.modules import first_model
-from flower_graph.strategies.fedscem.modules import EgoSettings
+from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.strategies.fedscem.modules import first_model as first_of
 from flower_graph.strategies.ppfl.client import EmbeddingEnrolment
 from flower_graph.wire.arrays import decode_array, read_array

@@ -35,7 +35,7 @@ from flower_graph.errors import MembershipError
 from flower_graph.method.registry import known_apps, method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.align.server import AlignmentServer
-from flower_graph.strategies.fedscem.client import SUMMED_NAMES
+from flower_graph.strategies.fedscem.vector import SUMMED_NAMES
 
 
 @pytest.mark.parametrize("name", tried(CORPUS))

@@ -23,7 +23,7 @@ from flower_graph.data.graph import ClientGraph
 from flower_graph.secure.align.blinded import canonical, hash_to_group, plain_token
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.server import SumResult, SumRound
-from flower_graph.strategies.fedscem.client import Layout, VectorEncoding
+from flower_graph.strategies.fedscem.vector import Layout, VectorEncoding
 from flower_graph.wire.keys import SUMS, TOTAL
 
 M, PER_CLIENT, HIDDEN, ROUNDS = 6, 6, 16, 5

@@ -26,25 +26,29 @@ from flower_graph.secure.align.client import SlotTable
 from flower_graph.secure.parties.registry import Registry, TrustSettings, new_identity
 from flower_graph.secure.ring import Ring
 from flower_graph.server.sums import Opened, PartySums
-from flower_graph.strategies.fedscem.client import (
+from flower_graph.strategies.fedscem.algorithm import (
     METRIC_NAMES,
-    SUMMED_NAMES,
+    EgoGroup,
+    contrast_scale,
+    mean_metrics,
+    measure,
+)
+from flower_graph.strategies.fedscem.client import (
     EgoEnrolment,
     EgoNetworkClient,
     EgoReply,
     EgoRequest,
+    check_request,
+)
+from flower_graph.strategies.fedscem.cohort import EgoCohort
+from flower_graph.strategies.fedscem.modules import first_model
+from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
+from flower_graph.strategies.fedscem.vector import (
+    SUMMED_NAMES,
     Layout,
     Sums,
     VectorEncoding,
     add_noise,
-    check_request,
-    contrast_scale,
-    measure,
-)
-from flower_graph.strategies.fedscem.modules import EgoCohort, EgoGroup, first_model
-from flower_graph.strategies.fedscem.strategy import (
-    MaskedEmbeddingAveraging,
-    mean_metrics,
 )
 
 RUN, OTHER_RUN = b"0123456789abcdef", b"fedcba9876543210"

@@ -32,6 +32,8 @@ from flower_graph.strategies.fedscem import (
     SelfTraining,
     tables,
 )
+from flower_graph.strategies.fedscem.algorithm import EgoGroup, Shared
+from flower_graph.strategies.fedscem.cohort import EgoCohort, train_alone
 from flower_graph.strategies.fedscem.config import (
     EgoSettings,
     FedSCemConfig,
@@ -40,13 +42,7 @@ from flower_graph.strategies.fedscem.config import (
     StrategyConfig,
 )
 from flower_graph.strategies.fedscem.method import METHOD, ego_settings
-from flower_graph.strategies.fedscem.modules import (
-    EgoCohort,
-    EgoGroup,
-    Shared,
-    first_model,
-    train_alone,
-)
+from flower_graph.strategies.fedscem.modules import first_model
 
 SOME = [108, 101, 105]
 
@@ -58,7 +54,7 @@ def full_round(cohort: EgoCohort, clients: Sequence[int] | None = None) -> None:
         shared = toy_shared([egos[client] for client in group.graph.clients])
         group.train(1)
         group.fuse(shared, 1)
-        group.fuse(shared, 1, classify=False)
+        group.fuse(shared, 1, variant="iter")
 
 
 def by_client(cohort: EgoCohort) -> dict[int, Tensor]:
@@ -118,7 +114,7 @@ def test_nobody_has_shared_nodes() -> None:
     assert fused.fuse(nothing, 1).isnan().all()
     trained.train(1)
     torch.testing.assert_close(fused.embed(), trained.embed(), rtol=0, atol=0)
-    fused.fuse(nothing, 1, classify=False)
+    fused.fuse(nothing, 1, variant="iter")
     assert fused.embed().isfinite().all()
 
 
@@ -183,7 +179,7 @@ def test_equals_plain_pyg_clients_batch_by_batch() -> None:
     for number in (1, 2):
         chosen.train(number)
         chosen.fuse(shared, number)
-        chosen.fuse(shared, number + 9, classify=False)
+        chosen.fuse(shared, number + 9, variant="iter")
         for client in plain:
             means, every = toy_shared([client.ego]), torch.ones_like(client.ego.train_mask)
             for part in batches(client, client.ego.train_mask, number, "local"):
