@@ -34,8 +34,8 @@ from flower_graph.errors import MalformedReplyError, brief, one_line
 from flower_graph.privacy.noise import CentralNoise
 from flower_graph.records.participation import NOT_CONNECTED
 from flower_graph.records.rounds import BestRound, RoundReport
-from flower_graph.server.round_loop import BOUND, RoundLoop
-from flower_graph.server.session import Membership, Session, unsaved
+from flower_graph.server.membership import Membership
+from flower_graph.server.round_loop import BOUND, RoundLoop, Session, unsaved
 from flower_graph.storage.reading import StateDict
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import decode_array, encode_array, own_records, read_array
@@ -323,7 +323,7 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
             session.open(grid, session.timeout, session.rounds)
         session.gather(server_round, "no SuperNode can take part")
         self.prepare(server_round)
-        drawn = session.participants(server_round, session.members.present(session.connected))
+        drawn = session.participants(server_round, session.hosted())
         messages = super().configure_train(server_round, arrays, config, grid_of([*drawn]))
         self._sent = self._written(messages, drawn, wants_rows=not self.is_weighted_sum)
         session.asked = {node: drawn[node] for node in self._sent}

@@ -1,5 +1,9 @@
 """The loop of every server's rounds, with reports, checkpoints, resuming and early stopping.
 
+A round calls `Session.gather` (wait, enrol newcomers), `draw` if only some clients take part,
+`send`, and `participation`, which tells the outcome for every client. Between rounds the session
+holds the clients of each SuperNode (`members`) and the exchange with its byte ledger.
+
 Methods that average use the loop with Flower's verbs (``averaging.py``). Other methods subclass
 `RoundStrategy`. They write
 
@@ -24,29 +28,49 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
 
-from flower_graph.config.common import BEST, LAST, NOTHING, RunConfig, counting_of
-from flower_graph.config.rules import at_least
+from flower_graph.config.common import (
+    BEST,
+    LAST,
+    NOTHING,
+    RunConfig,
+    StrategySection,
+    counting_of,
+)
+from flower_graph.config.rules import at_least, require
 from flower_graph.config.schema import check_settings
 from flower_graph.errors import CheckpointError, LegacyAppError, NoClientsError
+from flower_graph.flower_compat import replace_dead_actors
 from flower_graph.ops.counts import Counts, Errors
 from flower_graph.outputs import client as outputs
 from flower_graph.outputs.client import CLIENTS, HEAD, KeepReply, KeepRequest, KeptFolder
 from flower_graph.outputs.files import Snapshot, write_table
-from flower_graph.records.participation import ANSWERED, Participation
+from flower_graph.records.participation import (
+    ANSWERED,
+    FAILED,
+    LEFT_OUT,
+    NOT_CONNECTED,
+    NOT_DRAWN,
+    Participation,
+    grouped,
+    ranges,
+)
 from flower_graph.records.rounds import BestRound, RoundReport, format_round, merit
-from flower_graph.server.session import Session, unsaved
+from flower_graph.rng import generator
+from flower_graph.server.membership import Membership
 from flower_graph.storage import checkpoint
 from flower_graph.storage.checkpoint import SCALARS
 from flower_graph.storage.files import move
 from flower_graph.storage.reading import StateDict, reading
-from flower_graph.wire.codec import Resume, SaveRequest, as_record
-from flower_graph.wire.exchange import Replies, few
+from flower_graph.wire.codec import NOT_WRITTEN, Resume, SaveRequest, as_record, read_entry
+from flower_graph.wire.exchange import Exchange, Rejected, Replies, few, reasons_of
 from flower_graph.wire.keys import ACCURACY, ROLES
-from flower_graph.wire.ledger import reply_bytes
+from flower_graph.wire.ledger import ByteLedger, reply_bytes
 
 LOG = logging.getLogger(__name__)
 # Keys of a checkpoint: bytes so far, the best round, and the SuperNode of each client
@@ -56,6 +80,196 @@ GIVEN = "initial_arrays", "train_config", "evaluate_config", "evaluate_fn"
 # Figures of a round in Flower's result, under the same names for every method
 LOSSES = ("loss", "cross_entropy", "regulariser", "answered")
 ACCURACIES = ("train_accuracy", "val_accuracy", "test_accuracy")
+NOBODY = "no SuperNode hosts clients of this run"
+T = TypeVar("T")
+
+
+class Session:
+    """Members, exchange, and the current round.
+
+    The section says how many SuperNodes to wait for, and which share of the clients to ask. With
+    checkpoints, every ``checkpoint_every`` rounds and the last round are saved.
+    """
+
+    exchange: Exchange  # once the session is open
+
+    def __init__(
+        self,
+        members: Membership,
+        section: StrategySection,
+        seed: int = 0,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
+    ) -> None:
+        check_settings(section)
+        self.members, self.min_nodes = members, section.fewest_nodes
+        self.share, self.seed = section.participation, seed
+        at_least(0).check("checkpoint_every", checkpoint_every)
+        has_folder = not checkpoint_every or checkpoint_dir is not None
+        require(has_folder, "checkpoint_every", checkpoint_every, "0 without checkpoint_dir")
+        self.folder, self.every = checkpoint_dir, checkpoint_every  # of checkpoints
+        self.is_late = False  # whether a checkpoint is overdue
+        self.timeout, self.rounds = 600.0, 0
+        self.early_stop_at = 0  # the round after which the run ends unless accuracy improves
+        self.connected: list[int] = []  # SuperNodes at the beginning of the round
+        # SuperNode to the clients this round asks
+        self.asked: dict[int, Collection[int] | NDArray[np.int64]] = {}
+        self.rejected: list[Rejected] = []  # SuperNodes left out in this round
+        self.is_open, self.ledger = False, ByteLedger()
+
+    def open(self, grid: Grid, timeout: float, rounds: int = 0) -> None:
+        """Set the grid, the seconds that an exchange may take, and the rounds if known."""
+        self.exchange, self.timeout, self.rounds = Exchange(grid), timeout, rounds
+        self.ledger, self.is_open = self.exchange.ledger, True
+        replace_dead_actors()
+
+    @property
+    def run(self) -> str:
+        return self.members.resume.run
+
+    # Whom to ask
+
+    def gather(self, server_round: int, nobody: str = NOBODY) -> dict[int, list[int]]:
+        self.enrol(server_round)
+        return self.hosted(nobody)
+
+    def enrol(self, server_round: int) -> None:
+        self.connected = self.exchange.nodes(self.min_nodes, self.timeout)
+        members, timeout = self.members, self.timeout
+        self.rejected = members.ask(self.exchange, self.connected, server_round, timeout)
+
+    def hosted(self, nobody: str = NOBODY) -> dict[int, list[int]]:
+        """Return the clients of the SuperNodes that were connected when the round began."""
+        if not (hosted := self.members.present(self.connected)):
+            raise NoClientsError(f"{nobody}: {reasons_of(self.rejected)}")
+        return hosted
+
+    def present(self) -> dict[int, list[int]]:
+        """Return the clients of the SuperNodes that are connected now."""
+        return self.members.present(self.exchange.grid.get_node_ids())
+
+    def draw(self, size: int, server_round: int, least: int = 1) -> NDArray[np.int64]:
+        count = min(size, max(least, round(self.share * size)))
+        if count == size:
+            return np.arange(size)
+        rng = generator(self.seed, "participants", server_round)
+        return np.sort(torch.randperm(size, generator=rng)[:count].numpy())
+
+    def participants(
+        self, server_round: int, hosted: Mapping[int, Sequence[int]]
+    ) -> dict[int, list[int]]:
+        """Draw a round's clients, independently of their SuperNodes; return each SuperNode's."""
+        # In the order of the clients; a SuperNode that names none is one, at the end
+        everyone = [(False, client, node) for node, local in hosted.items() for client in local]
+        everyone += [(True, node, node) for node, local in hosted.items() if not local]
+        everyone.sort()
+        result = dict[int, list[int]]()
+        for index in self.draw(len(everyone), server_round):
+            is_unnamed, client, node = everyone[index]
+            result.setdefault(node, []).extend([] if is_unnamed else [client])
+        return result
+
+    def is_due(self, server_round: int) -> bool:
+        """Whether the round's checkpoint is to be saved."""
+        if not self.every or server_round < 1:
+            return False
+        # Clients save before the round's accuracy is known
+        is_last = server_round == self.rounds or self.stops_early(server_round)
+        return self.is_late or server_round % self.every == 0 or is_last
+
+    def stops_early(self, server_round: int) -> bool:
+        """Whether the run ends after this round unless it is the best so far."""
+        return 0 < self.early_stop_at <= server_round
+
+    # Messages
+
+    def send(
+        self,
+        requests: Mapping[int, RecordDict],
+        server_round: int,
+        read: Callable[[int, RecordDict], T],
+        *,
+        max_reply_bytes: int,
+        message_type: str = "train",
+    ) -> Replies[T]:
+        """Send one message to each SuperNode; leave out those without a good reply."""
+        replies = self.exchange.send(
+            requests,
+            message_type=message_type,
+            server_round=server_round,
+            timeout=self.timeout,
+            read=read,
+            max_reply_bytes=max_reply_bytes,
+        )
+        self.leave_out(replies.rejected)
+        return replies
+
+    def leave_out(self, rejected: Collection[Rejected]) -> None:
+        """Record the SuperNodes that are left out, and those that have lost their state."""
+        self.rejected += few(rejected)
+        self.members.note(rejected)
+
+    def must_have(self, server_round: int, answered: Collection[int]) -> None:
+        if not answered:
+            none = f"none of {len(self.asked)} SuperNodes gave a usable answer"
+            raise NoClientsError(f"round {server_round}: {none}: {reasons_of(self.rejected)}")
+
+    # Any: entries of a record
+    def tell_all(
+        self,
+        server_round: int,
+        entries: Mapping[str, Any],
+        message_type: str,
+        but: Collection[int] = (),
+    ) -> Replies[str]:
+        """Send one message to all connected clients; return why those that say so did not save."""
+        return self.send(
+            dict.fromkeys([n for n in self.present() if n not in but], as_record(entries)),
+            server_round,
+            lambda _, reply: read_entry(NOT_WRITTEN, reply),
+            message_type=message_type,
+            max_reply_bytes=reply_bytes(),
+        )
+
+    # What became of the clients
+
+    def participation(
+        self,
+        answered: Collection[int] | NDArray[np.int64],
+        *,
+        failed: Mapping[int, str] | None = None,
+        left_out: Mapping[str, NDArray[np.int64]] | None = None,
+        idle: str = NOT_DRAWN,
+        no_use: str = "",
+    ) -> Participation:
+        """Return each client's outcome in this round; ``failed`` has reasons by client."""
+        hosted, left_out = self.members.numbers(), left_out or {}
+        asked = {node: np.asarray(local, np.int64) for node, local in self.asked.items()}
+        result = Participation([*hosted.values(), *left_out.values(), *asked.values()])
+        is_online = set(self.connected).__contains__
+        for node in sorted(hosted, key=is_online):  # a client may be back at another SuperNode
+            result.mark(hosted[node], LEFT_OUT, idle if is_online(node) else NOT_CONNECTED)
+        for why, clients in left_out.items():
+            result.mark(clients, LEFT_OUT, why)
+        silent = {entry.node_id: entry.reason for entry in reversed(self.rejected)}
+        for node, clients in asked.items():
+            result.mark(clients, FAILED, silent.get(node) or no_use or "its answer was not used")
+        asked_ones = set(result.of(FAILED).tolist()) if failed else set[int]()
+        own = {client: why for client, why in (failed or {}).items() if client in asked_ones}
+        for why, clients in grouped(own).items():  # may be as many reasons as clients
+            result.mark(clients, FAILED, why)
+        listed = answered if isinstance(answered, np.ndarray) else [*answered]
+        result.mark(np.asarray(listed, np.int64), ANSWERED, asked=True)
+        return result
+
+
+def unsaved(asked: Iterable[int], said: Mapping[int, str]) -> dict[int, str]:
+    """Return the SuperNodes that have not saved a checkpoint, and why; ``said`` is "" if done."""
+    reasons = {node: said.get(node, "it did not answer") for node in asked}
+    return {node: why for node, why in reasons.items() if why}
+
+
+# The loop -----------------------------------------------------------------------------------------
 
 
 class RoundLoop(Strategy):
@@ -367,15 +581,31 @@ class RoundLoop(Strategy):
 
     def _save(self, server_round: int) -> None:
         session = self.session
-        if session.is_due(server_round):
-            missing = self.clients_save(server_round)
-            if session.save(server_round, self._saved(), missing):
-                # SuperNodes that lose their state from now on resume from this checkpoint
-                session.members.saved = Resume(session.run, server_round, secrets.token_hex(8))
-                self.best.saved()
+        if not session.is_due(server_round):
+            return
+        missing = self.clients_save(server_round)
+        for node, why in missing.items():
+            LOG.warning("round %d: no checkpoint: node %d: %s", server_round, node, why)
+        session.is_late = bool(missing) or not self._complete(server_round)
+        if not session.is_late:
+            # SuperNodes that lose their state from now on resume from this checkpoint
+            session.members.saved = Resume(session.run, server_round, secrets.token_hex(8))
+            self.best.saved()
+
+    def _complete(self, server_round: int) -> bool:
+        """Write the server's part of a checkpoint; return whether that succeeded."""
+        assert self.session.folder is not None
+        return checkpoint.save_server(self.session.folder, server_round, self._saved())
+
+    def _rewrite(self, server_round: int) -> None:
+        """Replace the checkpoint that the run resumes from, and remove earlier ones."""
+        assert self.session.folder is not None
+        self.session.is_late = not self._complete(server_round)
+        checkpoint.keep_rounds(self.session.folder, (server_round,))
 
     def _saved(self) -> dict[str, object]:
         return {
+            "run": self.session.run,
             "settings": self._fixed_settings(),
             WIRE: self.session.ledger.state_dict(),
             BEST_ROUND: self.best.state_dict(),
@@ -425,9 +655,15 @@ class RoundLoop(Strategy):
             session.ledger.load_state_dict(state[WIRE])
             members.bound, self.best.last = dict(state[BOUND]), server_round
             members.resume = Resume(str(state["run"]), server_round, secrets.token_hex(8))
+        for node in [*members.clients]:
+            members.forget(node)
         # The clients' enrolment was counted in the first part of the run.
         with session.exchange.uncounted():
-            return session.rejoin()
+            session.enrol(server_round)
+        if members.absent and not session.rejected:
+            LOG.warning("clients %s are not connected", ranges(members.absent))
+        lacking = [entry for entry in session.rejected if entry.node_id not in members.strangers]
+        return [f"node {entry.node_id}: {entry.reason}" for entry in lacking]
 
 
 def _entries(report: RoundReport, names: Iterable[str]) -> dict[str, float]:

@@ -53,7 +53,7 @@ from flower_graph.secure.sum.messages import (
 )
 from flower_graph.secure.sum.partners import check_shares, partners, plan
 from flower_graph.secure.sum.server import Cause, Circle, Reason, Skipped, SumRound
-from flower_graph.server.session import Membership
+from flower_graph.server.membership import Membership
 from flower_graph.wire.arrays import Scalar, read_array
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.codec import RUN_BYTES, Integers, Message, Resume, as_record

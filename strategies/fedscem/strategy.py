@@ -32,8 +32,8 @@ from flower_graph.secure.align.blinded import MAX_CLIENTS
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.sum.messages import KeyReply, MaskedReply
-from flower_graph.server.round_loop import RoundStrategy
-from flower_graph.server.session import Session, renamed
+from flower_graph.server.membership import renamed
+from flower_graph.server.round_loop import RoundStrategy, Session
 from flower_graph.server.sums import Opened, PartySums, SecureSum, SumServer, Tell
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.fedscem.algorithm import mean_metrics, mean_model

@@ -98,8 +98,8 @@ from flower_graph.rng import generator, seeded
 from flower_graph.secure import common_key
 from flower_graph.secure.channel import KEY_BYTES
 from flower_graph.secure.ring import CHECKS
-from flower_graph.server.round_loop import RoundStrategy
-from flower_graph.server.session import Membership, Session
+from flower_graph.server.membership import Membership
+from flower_graph.server.round_loop import RoundStrategy, Session
 from flower_graph.server.sums import PartySums, SecureSum, SumServer
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.nfedgnn.client import (
@@ -268,7 +268,7 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
             self.best.forget()
             self._right_in_best = None
             if layer.left.any():
-                self.session.rewrite(last, self._saved())
+                self._rewrite(last)
         return last
 
     def state(self) -> dict[str, object]:

@@ -24,8 +24,8 @@ from flower_graph.records.participation import NOT_READY, Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.secure.parties.registry import Registry
-from flower_graph.server.round_loop import RoundStrategy
-from flower_graph.server.session import Membership, Session
+from flower_graph.server.membership import Membership
+from flower_graph.server.round_loop import RoundStrategy, Session
 from flower_graph.server.sums import Added, PartySums, SecureSum, SumServer
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.ppfl import config

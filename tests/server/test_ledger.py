@@ -30,7 +30,8 @@ from flower_graph.records.participation import (
 )
 from flower_graph.records.rounds import RoundReport
 from flower_graph.report.plots import COLOUR, draw_participation, plot
-from flower_graph.server.session import Membership, Session
+from flower_graph.server.membership import Membership
+from flower_graph.server.round_loop import Session
 from flower_graph.wire.arrays import encode_array
 from flower_graph.wire.exchange import Rejected
 from flower_graph.wire.ledger import ByteLedger, count_bytes

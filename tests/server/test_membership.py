@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from flower_graph import __version__
 from flower_graph.data.folders.party import Member
 from flower_graph.errors import MalformedReplyError, MembershipError
-from flower_graph.server.session import Membership, check_format
+from flower_graph.server.membership import Membership, check_format
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.averaging import Enrolment
 from flower_graph.wire.client_errors import Kind
