@@ -44,6 +44,7 @@ from flower_graph.data.graph import (
     Graph,
     check_roles,
     joined_edges,
+    joined_masks,
     node_numbers,
     picked,
     stratified_split,
@@ -367,31 +368,38 @@ def _with_roles(
     seed: int,
 ) -> list[ClientGraph]:
     """Draw a role for each node of clients without masks, the same at all clients that hold it."""
-    role, label = dict[int, int](), dict[int, int]()
-    sizes = [len(graph.y) for graph in graphs]
-    clients = [*zip(files, graphs, map(Tensor.tolist, ids.split(sizes)), strict=True)]
-    for file, graph, nodes in clients:
-        for part, mask in enumerate(graph.masks.values()):
-            for row in mask.nonzero().flatten().tolist():
-                if (other := role.setdefault(nodes[row], part)) != part:
-                    node = graph.called[row] if graph.called else nodes[row]
-                    both = f"{ROLES[part]}, and {ROLES[other]} at an earlier client"
-                    raise DataError(f"{file.where}: node {node!r} has two roles: {both}")
-    for file, graph, nodes in clients:
-        for node, y in zip(nodes, graph.y.tolist(), strict=True):
-            if y >= 0 and node not in role and not file.has_masks:
-                label.setdefault(node, y)
-    drawn, rng = sorted(label), generator(seed, "roles")
-    y = torch.tensor([label[node] for node in drawn]).long()
-    for part, mask in enumerate(stratified_split(y, ratios, generator=rng)):
-        role |= {drawn[place]: part for place in mask.nonzero().flatten().tolist()}
+    sizes = torch.tensor([len(graph.y) for graph in graphs])
+    owner = torch.arange(len(graphs)).repeat_interleave(sizes)
+    y, given = torch.cat([graph.y for graph in graphs]), torch.full_like(owner, -1)
+    for part, mask in enumerate(joined_masks(graphs).values()):
+        given[mask] = part
+    node = ids.unique(return_inverse=True)[1]  # one number for an identity, at any client
+    role = _first(given, node)
+    if (wrong := (given >= 0) & (given != role[node])).any():
+        at = int(wrong.nonzero()[0])
+        client, place = int(owner[at]), int(node[at])
+        names = graphs[client].called
+        name = names[at - int(sizes[:client].sum())] if names else int(ids[at])
+        both = f"{ROLES[given[at]]}, and {ROLES[role[place]]} at an earlier client"
+        raise DataError(f"{files[client].where}: node {name!r} has two roles: {both}")
+    has_masks = torch.tensor([file.has_masks for file in files])[owner]
+    label = _first(torch.where(has_masks | (role[node] >= 0), -1, y), node)
+    drawn, rng = (label >= 0).nonzero().flatten(), generator(seed, "roles")
+    for part, mask in enumerate(stratified_split(label[drawn], ratios, generator=rng)):
+        role[drawn[mask]] = part
     result = list[ClientGraph]()
-    for file, graph, nodes in clients:
+    for file, graph, own in zip(files, graphs, role[node].split(sizes.tolist()), strict=True):
         if not file.has_masks:
-            own = torch.tensor([role.get(node, -1) for node in nodes])
             graph = graph.with_masks((own == part) & (graph.y >= 0) for part in range(len(PARTS)))
         result.append(graph)
     return result
+
+
+def _first(values: Tensor, node: Tensor) -> Tensor:
+    """Return the first value of each node that is not negative; -1 if there is none."""
+    rows, none = (values >= 0).nonzero().flatten(), len(values)
+    first = torch.full((int(node.max()) + 1,), none).scatter_reduce(0, node[rows], rows, "amin")
+    return torch.cat([values, values.new_full((1,), -1)])[first]
 
 
 # Files of clients ---------------------------------------------------------------------------------
