@@ -128,7 +128,7 @@ class Permits:
         how_noised = ", ".join(f"privacy.{key}={getattr(privacy, key)}" for key in keys)
         for key, limit in limits.items():
             keep(key, limit is None or is_noised, f"has {how_noised}")
-        for key, name in reversed(most.items()):
+        for key, name in most.items():
             value = getattr(privacy, name)
             keep(key, limits[key] is None or value <= limits[key], f"has privacy.{name}={value}")
         if self.least_noise is not None:
