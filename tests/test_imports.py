@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # Parts that a script without Flower, Ray or PyG must be able to use.
 PURE = (
     "flower_graph/models.py",
+    "strategies/nfedgnn/algorithm.py",
+    "strategies/nfedgnn/links.py",
     "strategies/nfedgnn/users.py",
     "strategies/fedscem/algorithm.py",
     "strategies/fedscem/modules.py",

@@ -15,7 +15,15 @@ from torch.nn import functional
 from flower_graph.config.common import DOT, MLP
 from flower_graph.data.description import Caution, tell
 from flower_graph.data.graph import ClientGraph, Scale, called
-from flower_graph.engine.cohort import BEGUN, Cohort, GraphOnDevice, Judged, by_feature, placed_on
+from flower_graph.engine.cohort import (
+    BEGUN,
+    Cohort,
+    GraphOnDevice,
+    Judged,
+    by_feature,
+    judged_pairs,
+    placed_on,
+)
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.ops.counts import Counts, Errors
 from flower_graph.ops.graph import values_at
@@ -323,14 +331,6 @@ class LinkTask(NodeTask):
         if not rows:
             return Snapshot(None, models)
         return Snapshot(None, models, Embeddings.join(rows), KnownLinks.join(known))
-
-
-def judged_pairs(split: LinkSplit, early: Tensor, later: Tensor) -> Judged:
-    """Judge logits of pairs ``[m]``; ``later``: with the validation edges, for test pairs."""
-    score = torch.where(split.role == len(ROLES) - 1, later, early)
-    logits = torch.stack([torch.zeros_like(score), score], 1)
-    masks = {role: split.role == number for number, role in enumerate(ROLES)}
-    return Judged(logits, split.is_edge.long(), masks, [0, len(score)])
 
 
 def _named(graph: ClientGraph) -> NDArray[np.generic]:

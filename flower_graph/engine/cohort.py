@@ -662,6 +662,14 @@ class Judged(NamedTuple):
         ]
 
 
+def judged_pairs(split: LinkSplit, early: Tensor, later: Tensor) -> Judged:
+    """Judge logits of pairs ``[m]``; ``later``: with the validation edges, for test pairs."""
+    score = torch.where(split.role == len(ROLES) - 1, later, early)
+    logits = torch.stack([torch.zeros_like(score), score], 1)
+    masks = {role: split.role == number for number, role in enumerate(ROLES)}
+    return Judged(logits, split.is_edge.long(), masks, [0, len(score)])
+
+
 # Mini-batches -------------------------------------------------------------------------------------
 
 

@@ -1,13 +1,13 @@
-"""nFedGNN: one node per client."""
+"""nFedGNN: one node per client. Read ``algorithm.py`` first."""
 
 from typing import TYPE_CHECKING
 
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
+    from flower_graph.strategies.nfedgnn.algorithm import UserSettings
     from flower_graph.strategies.nfedgnn.client import CommonLayerClient, NodeClient
     from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
-    from flower_graph.strategies.nfedgnn.users import UserSettings
 
 __all__ = [
     "CommonLayerClient",

@@ -37,9 +37,9 @@ from flower_graph.audit.attacks import (
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.peers import cosine_similarities
+from flower_graph.strategies.nfedgnn.algorithm import UserSettings, shared_linear_weight
 from flower_graph.strategies.nfedgnn.client import EnrolmentRequest, LatentRequest, RelayRequest
 from flower_graph.strategies.nfedgnn.config import AVERAGED, OWN, SUMMED, NFedGNNConfig
-from flower_graph.strategies.nfedgnn.users import UserSettings, shared_linear_weight
 from flower_graph.wire import keys
 
 # A bag of words: how many different ones a user may have, if its features sum to one

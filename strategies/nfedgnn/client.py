@@ -28,7 +28,6 @@ from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import CheckpointError, MalformedReplyError, RefusedError, StateLostError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops.active_rows import ActiveRows, pack
-from flower_graph.ops.graph import row_entries
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
 from flower_graph.secure import common_key
@@ -38,16 +37,13 @@ from flower_graph.secure.ring import CHECKS, Ring, RingArray
 from flower_graph.secure.sum.client import MaskingClient
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.storage.files import node_name, state_key
+from flower_graph.strategies.nfedgnn.algorithm import CommonMap, UserSettings, bounded
 from flower_graph.strategies.nfedgnn.users import (
-    ADAM_TENSORS,
     AVERAGE_ROUND,
-    ROWS,
-    Cohort,
-    CommonLayer,
-    LinearCohort,
-    StoredCohort,
-    UserSettings,
-    bounded,
+    HostedMaps,
+    StoredMaps,
+    placed,
+    saved_models,
 )
 from flower_graph.wire import codec
 from flower_graph.wire.arrays import Answer, Config, FloatArray, IntArray, Parameters
@@ -325,19 +321,12 @@ class UsersClient(NumPyClient):
     def _restore(self, question: EnrolmentRequest) -> None:
         raise NotImplementedError
 
-    def _new(self) -> Cohort:
+    def _made(self, tensors: Tensors | None) -> tuple[Any, Tensors]:
+        """Return the users' maps, and the tensors that are kept between messages."""
         raise NotImplementedError
-
-    def _made(self, tensors: Tensors | None) -> tuple[Cohort, Tensors]:
-        cohort = self._new()
-        cohort.hold(cohort.start() if tensors is None else tensors)
-        return cohort, cohort.kept
 
     def _packed(self) -> ActiveRows:
         return pack(self._x, bias=self.settings.bias).to(self._device)
-
-    def snapshot(self) -> Snapshot:
-        return Snapshot(None, [self._state.look().models(self.users.tolist())])
 
     def _places(self, users: NDArray[np.generic]) -> Tensor:
         own = self.users.numpy()
@@ -396,10 +385,10 @@ class NodeClient(UsersClient):
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         request = RelayRequest.from_numpy(parameters, config)
-        with self._updated(request) as (cohort, users):
-            reply = RelayReply(request.server_round, cohort.forward(users).cpu().numpy())
+        with self._updated(request) as (maps, users):
+            reply = RelayReply(request.server_round, maps.forward(users).cpu().numpy())
             if request.send_weights:
-                total, count = cohort.weight_sum(users)
+                total, count = maps.weight_sum(users)
                 reply.weight_sum, reply.holders = total.cpu().numpy(), count.cpu().numpy()
         if request.checkpoint:
             reply.not_saved = self._state.save(request.server_round, request.run)
@@ -415,27 +404,27 @@ class NodeClient(UsersClient):
         return RelayReply(request.server_round, zeros).to_numpy(request.users.size)
 
     @contextmanager
-    def _updated(self, request: RelayRequest) -> Iterator[tuple[LinearCohort, Tensor]]:
+    def _updated(self, request: RelayRequest) -> Iterator[tuple[HostedMaps, Tensor]]:
         # The state must be there if a gradient comes for what the users have sent.
         follows = bool(request.gradient_round.any())
         if self._file is not None and (request.send_weights or request.average is not None):
             raise ValueError("rows_dir: users whose weights are in a file do not average them")
         place = self._places(request.users)
-        with self._state.opened(follows=follows) as cohort:
-            if isinstance(cohort, StoredCohort):  # before a row changes, which nothing undoes
-                cohort.check_room(place)
+        with self._state.opened(follows=follows) as maps:
+            if isinstance(maps, StoredMaps):  # before a row changes, which nothing undoes
+                maps.check_room(place)
             if request.average is not None:
                 rounds = torch.full_like(place, request.average_round)
-                fresh = _note_new(cohort.tensors[AVERAGE_ROUND], place, rounds)
+                fresh = maps.note_new(AVERAGE_ROUND, place, rounds)
                 if fresh.any():
-                    cohort.set_weights(place[fresh], torch.from_numpy(request.average))
+                    maps.set_weights(place[fresh], torch.from_numpy(request.average))
             rounds = torch.from_numpy(request.gradient_round)
-            fresh = _note_new(cohort.tensors[GRADIENT_ROUND], place, rounds)
+            fresh = maps.note_new(GRADIENT_ROUND, place, rounds)
             if fresh.any():
                 gradient = torch.from_numpy(request.gradient)
                 gradient = gradient if fresh.all() else gradient[fresh]
-                cohort.step(place[fresh], gradient, request.rate)
-            yield cohort, place
+                maps.step(place[fresh], gradient, request.rate)
+            yield maps, place
 
     def _restore(self, question: EnrolmentRequest) -> None:
         """Go on from a checkpoint; if users have changed, take the part of the users here."""
@@ -446,15 +435,8 @@ class NodeClient(UsersClient):
             if here is None or not torch.isin(here, numbers).all():
                 return None
             self._state.drop()  # what a run that was stopped left in this process is of others
-            cohort = self._new()
-            result, ptr = cohort.start(), (cohort.rows.ptr.cpu(), saved.pop(ROWS))
-            both = np.intersect1d(self.users.numpy(), numbers.numpy(), return_indices=True)[1:]
-            users = [torch.from_numpy(place) for place in both]
-            rows = [row_entries(p, one)[1] for p, one in zip(ptr, users, strict=True)]
-            for name, tensor in saved.items():
-                here, there = rows if name in ADAM_TENSORS else users
-                result[name][here] = tensor[there]
-            return result
+            maps = HostedMaps(self._packed(), self.settings)
+            return maps.adopt(saved, numbers, self.users)
 
         is_restored = self._state.restore(resume, adopt)
         # The file that was read may have users that have left.
@@ -462,17 +444,17 @@ class NodeClient(UsersClient):
         if changes and (why := self._state.save(resume.server_round, resume.run)):
             raise CheckpointError(why)
 
-    def _new(self) -> LinearCohort:
-        if self._file is not None:
-            return StoredCohort(self._packed(), self.settings, self._file)
-        return LinearCohort(self._packed(), self.settings)
+    def _made(self, tensors: Tensors | None) -> tuple[HostedMaps, Tensors]:
+        rows, settings, file = self._packed(), self.settings, self._file
+        begun = None if tensors is None else placed(tensors, self._device)
+        if file is None:
+            maps = HostedMaps(rows, settings, begun)
+        else:
+            maps = StoredMaps(rows, settings, file, begun)
+        return maps, maps.kept
 
-
-def _note_new(seen: Tensor, place: Tensor, rounds: Tensor) -> Tensor:
-    """Return which users have not had a round's message yet; note that they have it now."""
-    fresh = seen[place] < rounds
-    seen[place[fresh]] = rounds[fresh].to(seen)
-    return fresh
+    def snapshot(self) -> Snapshot:
+        return Snapshot(None, [self._state.look().models(self.users.tolist())])
 
 
 class CommonLayerClient(UsersClient, MaskingClient):
@@ -537,7 +519,7 @@ class CommonLayerClient(UsersClient, MaskingClient):
             reply.not_saved = self._state.save(request.server_round - 1, request.run)
         return reply.to_numpy(request.users.size)
 
-    def _advance(self, layer: CommonLayer, advance: Advance) -> None:
+    def _advance(self, layer: CommonMap, advance: Advance) -> None:
         if layer.round == advance.layer_round:
             return
         if layer.round != advance.before and advance.copy is not None:
@@ -627,5 +609,11 @@ class CommonLayerClient(UsersClient, MaskingClient):
         before = question.before
         self._state.restore(question.resume, lambda saved, _: saved if before else None)
 
-    def _new(self) -> CommonLayer:
-        return CommonLayer(self._packed(), self.users, self.settings)
+    def _made(self, tensors: Tensors | None) -> tuple[CommonMap, Tensors]:
+        begun = None if tensors is None else placed(tensors, self._device)
+        one = CommonMap(self._packed(), self.settings, self.users, begun)
+        return one, one.tensors
+
+    def snapshot(self) -> Snapshot:
+        one, users = self._state.look(), self.users.tolist()
+        return Snapshot(None, [saved_models(one, users, one.tensors["weight"])])

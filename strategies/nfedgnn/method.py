@@ -50,8 +50,9 @@ from flower_graph.strategies.nfedgnn.config import (
     NFedGNNConfig,
     UserData,
 )
+from flower_graph.strategies.nfedgnn.links import held_links
 from flower_graph.strategies.nfedgnn.modules import SplitPairs
-from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay, held_links
+from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
 
 ROWS_FOLDER = "rows"  # of the output folder, for users' weights in files
 

@@ -1,53 +1,11 @@
-"""nFedGNN: node-level federated learning by relaying the gradients of latent vectors.
+"""nFedGNN's server: what is asked of the users and what comes back, state, outputs.
 
-"One Node Per User: Node-Level Federated Learning for Graph Neural Networks" (anonymous authors).
-Every client, a *user*, is one node of a graph: it holds one feature vector ``x_i`` and its own
-model ``f_u(theta_i, .)``. The server holds the graph ``A``, the labels of some nodes and every
-layer but the first linear map, ``f_s(theta_s, A, .)``.
-
-A round of the relay, Algorithm 1 (``SplitGradientRelay.round``):
-
-1. user ``i`` -> server: ``x'_i = f_u(theta_i, x_i)`` (lines 5 and 6);
-2. server: ``Z = f_s(theta_s, A, X')``, ``L = CE(Z, Y) + lambda L_reg`` (equations 5 to 7), the
-   gradients ``g_i`` of ``L`` by every ``x'_i``, and an Adam step on ``theta_s`` (lines 9 and 8; the
-   paper steps first, here both come from one pass);
-3. server -> user ``i``: ``g_i``; the users' layer takes an Adam step (lines 11 and 12).
-
-A layer says what travels in steps 1 and 3, and how it steps.
-
-*Own layers* (``OwnLayer``) take one exchange a round. The message that asks for the latent vectors
-of round ``t`` carries the gradients of round ``t - 1``; one more message after the last round
-delivers the last gradients. The server evaluates its present weights and latent vectors at the end
-of step 2. A user that is not asked or does not answer keeps its weights. The server goes on with
-its last latent vector, and its gradient waits until it is back. A user that has never answered has
-no edges until it does.
-
-*Averaged layers* (``average_every = K``). In every K-th round the users also send their weights.
-The next message carries the mean, which a user takes over before its step. CNFGNN, the paper's
-baseline, is ``K = 1`` over all users with ``reg_weight = 0``.
-
-*One common layer* (``CommonLayer``): all users hold the same ``W`` and the same Adam, which is
-exactly the training of one network in one place. A round takes two exchanges:
-
-- server -> user: the sum of the round before, with which the user steps; user -> server: ``x'_i``,
-  with dropout on ``x_i``, and once more without dropout if the server evaluates the round before;
-- server -> user: ``g_i``; SuperNode -> server: the gradient by ``W``, ``sum_i x_i g_i^T``.
-
-The server asks for the first as soon as the round before has its sum. Loss and sum are over the
-users that answered; the other users take part by their last vector without dropout. A SuperNode
-that has missed a step, or is new, gets weights and optimiser of another SuperNode, which the server
-relays. Without the sum of one of them nobody steps; a SuperNode that stops two steps in this way is
-left out with its users, until another SuperNode joins.
-
-*Masked sums*: the server can see neither the sums of gradients nor the layer. One SuperNode draws a
-common key and seals it for the others; the server carries the packets. First weights, dropout and
-pads come from that key, and a copy of the layer travels under it. The sum of gradients is a secure
-sum of 64-bit words with 40 fraction bits. The server takes the masks off, and sends the sum on,
-still under the pads. With a registry the SuperNodes do not trust the server: public keys are
-signed, and each sum ends in checks that show any change.
+``algorithm.py`` has the round itself and both halves as tensors; read it first. A *layer* here
+carries the users' half: `OwnLayer` maps that are each user's own, averaged or not, `CommonLayer`
+one map of all users, whose gradients a sum adds up: `PlainSum`, or `MaskedSum`, which the server
+cannot read.
 """
 
-import copy
 import logging
 import math
 from collections import Counter
@@ -62,39 +20,25 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.nn.utils import clip_grad_norm_
 
-from flower_graph.client.learner import judged_pairs
 from flower_graph.config.common import LINKS
 from flower_graph.config.rules import at_least, require
 from flower_graph.data.description import server_graph
-from flower_graph.engine.cohort import Judged
 from flower_graph.engine.machine import resolve_device
-from flower_graph.errors import DataError, DivergedError, MalformedReplyError
-from flower_graph.models import PairModel
-from flower_graph.ops.adam import Adam
-from flower_graph.ops.graph import (
-    LaplacianTerm,
-    SortedEdges,
-    laplacian_regulariser,
-    laplacian_term,
-    sorted_edges,
-)
-from flower_graph.ops.links import LinkSplit, dot_products, drawn_pairs, split_links
+from flower_graph.errors import DataError, MalformedReplyError
+from flower_graph.ops.graph import sorted_edges
+from flower_graph.ops.links import LinkSplit
 from flower_graph.outputs.build import form_of
 from flower_graph.outputs.files import (
     NO_CLIENT,
     Embeddings,
     KnownLinks,
     Predictions,
-    SavedModels,
     Snapshot,
     role_of,
 )
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
-from flower_graph.rng import generator, seeded
 from flower_graph.secure import common_key
 from flower_graph.secure.channel import KEY_BYTES
 from flower_graph.secure.ring import CHECKS
@@ -102,6 +46,15 @@ from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundStrategy, Session
 from flower_graph.server.sums import PartySums, SecureSum, SumServer
 from flower_graph.storage.reading import StateDict
+from flower_graph.strategies.nfedgnn.algorithm import (
+    RelayServer,
+    ServerGraph,
+    UserSettings,
+    bounded,
+    mean_weights,
+    relay_round,
+    scheduled,
+)
 from flower_graph.strategies.nfedgnn.client import (
     AS_PARTY,
     GRADIENTS,
@@ -131,9 +84,9 @@ from flower_graph.strategies.nfedgnn.config import (
     NFedGNNConfig,
     StrategyConfig,
 )
-from flower_graph.strategies.nfedgnn.users import UserSettings, bounded
+from flower_graph.strategies.nfedgnn.links import LinkRelayServer, held_links
 from flower_graph.wire.arrays import FloatArray, IntArray
-from flower_graph.wire.codec import Resume, as_record
+from flower_graph.wire.codec import Message, Resume, as_record
 from flower_graph.wire.counts import counted
 from flower_graph.wire.exchange import Rejected, Replies, few
 from flower_graph.wire.keys import ROLES, SERVER_ROUND
@@ -145,7 +98,6 @@ FLOAT = 4  # bytes of a number
 NOBODY: IntArray = np.zeros(0, np.int64)
 UNHOSTED = "no SuperNode hosts users of this graph"
 NEVER = -1  # the round of no step
-WARM_UP = 0.1  # share of the rounds in which ``warmup-cosine`` raises the step size
 MOST_STOPPED = 2  # steps that a SuperNode may stop before it is left out
 T = TypeVar("T")
 
@@ -197,30 +149,34 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         **fields: Any,
     ) -> None:
         config = config_of(**fields) if config is None else config
-        self.section = section = config.strategy
-        is_common, model = section.share == SUMMED, config.model
-        dropout = model.dropout if is_common else 0.0
-        over, decay = section.average_over, section.weight_decay
+        at_least(1).check("latent_size", latent_size)
+        self.config, self.section, model = config, config.strategy, config.model
+        section = self.section
+        is_common, over = section.share == SUMMED, section.average_over
+        dropout, decay = model.dropout if is_common else 0.0, section.weight_decay
         users = UserSettings(latent_size, model.user_bias, decay, config.seed, over, dropout)
-        kind = LinkRelayServer if config.task == LINKS else RelayServer
-        self.server: RelayServer = kind(data, server_model, config, latent_size)
-        self.num_classes = self.server.num_classes
+        self.server = server_of(data, server_model, config, latent_size)
+        self.num_classes = self.server.data.num_classes
+        self._name(data)
         form = CommonLayer if is_common else OwnLayer
         self.layer: OwnLayer | CommonLayer = form(self, users)
         places = checkpoint_dir, checkpoint_every
         super().__init__(Session(self.layer, section, config.seed, *places))
 
+    def _name(self, data: Any) -> None:
+        """Note what the nodes and the classes are called in outputs; nodes by default by number."""
+        count, names = len(self.server.known), getattr(data, "names", None)
+        self.nodes = np.arange(count) if names is None else np.array(list(names))
+        self.classes: Sequence[str] | None = getattr(data, "classes", None)
+
     # A round
 
     def round(self, server_round: int) -> RoundReport:
         """Run a round: the users' latent vectors, the server's step, the step of their layer."""
-        layer, server, section = self.layer, self.server, self.section
-        latent, heard = layer.latents(server_round)
-        losses, gradient = server.gradients(server_round, latent, heard)
-        rate = scheduled(section, server_round, self.session.rounds)
-        skipped = layer.step(server_round, gradient, rate)
-        if not skipped and not layer.is_alone(server_round):
-            server.move(server_round, rate)
+        layer, server = self.layer, self.server
+        rate = scheduled(self.section, server_round, self.session.rounds)
+        is_frozen = layer.is_alone(server_round)
+        losses, skipped = relay_round(layer, server, server_round, rate, is_frozen=is_frozen)
         who = self._took_part(skipped)
         layer.round = server_round
         layer.look_ahead(server_round)
@@ -273,14 +229,14 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
 
     def state(self) -> dict[str, object]:
         return {
-            "server": self.server.state_dict(),
+            "server": state_of(self.server),
             "layer": self.layer.state_dict(),
             "right-then": self._right_in_best,
         }
 
     def load_state(self, state: StateDict) -> None:
         self.layer.load_state_dict(state["layer"])
-        self.server.load_state_dict(state["server"])
+        restore(self.server, state["server"])
         self._right_in_best = state["right-then"]
 
     def learnt(self) -> ArrayRecord:
@@ -296,12 +252,29 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         return model | {"latent": self.server.latent}
 
     def snapshot(self) -> Snapshot:
-        return self.server.snapshot()
+        """Return the server's half of a run, of users that have answered."""
+        server, whole, label = self.server, self.server.data.whole, self.server.data.y
+        models = [form_of(server.eval_model, type(server.eval_model), NO_CLIENT)]
+        if whole is not None:
+            edges = whole[:, server.known[whole].all(0)].cpu().numpy()
+            known = KnownLinks(np.full(edges.shape[1], NO_CLIENT), *self.nodes[edges])
+            return Snapshot(None, models, self._rows(server.logits(whole)), known)
+        rows = self._rows(server.latent)
+        users = torch.from_numpy(rows.number)
+        role = role_of(*(server.data.masks[name].cpu()[users] for name in ROLES))
+        logits, label = server.logits().cpu()[users], label.cpu()[users]
+        predictions = Predictions.of(logits, NO_CLIENT, rows.node, role, label, self.classes)
+        return Snapshot(predictions, models, rows)
+
+    def _rows(self, rows: Tensor) -> Embeddings:
+        users = self.server.known.nonzero().flatten().cpu().numpy()
+        client, is_public = np.full(len(users), NO_CLIENT), np.zeros(len(users), bool)
+        return Embeddings(client, self.nodes[users], users, is_public, rows.cpu().numpy()[users])
 
     def figures(self) -> Iterator[list[str]]:
         """Give the lines of ``clients.csv``: each present user in the last and the best round."""
         server, best = self.server, self.best
-        role = role_of(*(server.masks[name] for name in ROLES))
+        role = role_of(*(server.data.masks[name] for name in ROLES))
         rounds = [("last", best.last, server.right), ("best", best.number, self._right_in_best)]
         texts = [(at, str(n), right.cpu().tolist()) for at, n, right in rounds if right is not None]
         for user in server.known.nonzero().flatten().tolist():
@@ -343,7 +316,8 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         if self.section.average_over == "all":
             raise ValueError("average_over: 'all' lets nobody join or leave; 'holders' does")
         self.layer.grow(count, left, alone)
-        self.server.take(data, left)
+        self.server.take(known_graph(data, self.server.model, self.config, left))
+        self._name(data)
 
 
 def config_of(
@@ -365,15 +339,68 @@ def config_of(
     return config
 
 
-# The users' layers -------------------------------------------------------------------------------
+# The server's half -------------------------------------------------------------------------------
+
+
+def server_of(data: Any, model: nn.Module, config: NFedGNNConfig, latent_size: int) -> RelayServer:
+    """Build the server's half of a task, on its device."""
+    model = model.to(resolve_device(config.device))
+    kind = LinkRelayServer if config.task == LINKS else RelayServer
+    return kind(model, known_graph(data, model, config), config, latent_size)
+
+
+def known_graph(
+    data: Any, model: nn.Module, config: NFedGNNConfig, left: Sequence[int] = ()
+) -> ServerGraph:
+    """Check the server's data, without users that left; where links are learnt hold out edges."""
+    device, (edges, y, masks) = resolve_device(config.device), server_graph(data)
+    n, present = y.shape[0], torch.ones_like(y, dtype=torch.bool)
+    present[list(left)] = False
+    masks = {name: (mask & present).to(device) for name, mask in masks.items()}
+    if not masks["train"].any():
+        raise DataError("train_mask: no node is marked; at least one labelled node is needed")
+    if config.task != LINKS:
+        # In 32 bits, if the model can use edges in that form
+        in_order = sorted_edges(edges, n) if getattr(model, "takes_sorted", False) else None
+        learnt, classes = (in_order or edges).to(device), 1 + int(y.max())
+        return ServerGraph(learnt, y.to(device), masks, present.to(device), classes)
+    # Labels and masks of nodes play no part
+    split = LinkSplit(*(part.to(device) for part in vars(held_links(edges, n, config)).values()))
+    nobody, whole = torch.zeros_like(present).to(device), edges.to(device)
+    masks = dict.fromkeys(ROLES, nobody)
+    return ServerGraph(split.messages, y.to(device), masks, present.to(device), 2, split, whole)
+
+
+def state_of(server: RelayServer) -> dict[str, object]:
+    """Return what a checkpoint has of the server's half."""
+    has_average = server.eval_model is not server.model
+    return {
+        **({"average": server.eval_model.state_dict()} if has_average else {}),
+        "model": server.model.state_dict(),
+        "optimizer": server.optimizer.state_dict(),
+        "latent": server.latent,
+        "known": server.known,
+    }
+
+
+def restore(server: RelayServer, state: StateDict) -> None:
+    """Go on from what `state_of` returned."""
+    server.model.load_state_dict(state["model"])
+    # A run without has none: what it has learnt is what is averaged from now on.
+    if server.eval_model is not server.model:
+        server.eval_model.load_state_dict(state.get("average", state["model"]))
+    server.optimizer.load_state_dict(state["optimizer"])
+    server.hold(state["latent"], state["known"])
+    server.accuracy()  # there may be no later round to record which users are right
+
+
+# The users' layer --------------------------------------------------------------------------------
 
 
 class Layer(Membership):
     """The server's half of the users' layer: who hosts which users, who is there, and bytes.
 
-    A form has ``latents(round)``, a round's latent vectors ``[n, h]`` and the users that were heard
-    ``[n]``; ``step(round, gradient, rate)``, which returns why the layer cannot step, or ""; and
-    ``finish``.
+    A form has what `relay_round` needs, ``latents`` and ``step``, and ``finish``.
     """
 
     needs_query = True
@@ -390,7 +417,8 @@ class Layer(Membership):
     def __init__(self, relay: SplitGradientRelay, settings: UserSettings) -> None:
         super().__init__()
         self.relay, self.settings = relay, settings
-        self._begin(relay.server.num_nodes)
+        self._vector = FLOAT * settings.latent_size  # bytes
+        self._begin(len(relay.server.known))
 
     def _begin(self, count: int) -> None:
         self.size = count  # of all users there ever were
@@ -417,6 +445,10 @@ class Layer(Membership):
 
     # A round
 
+    def hosted(self, server_round: int) -> dict[int, IntArray]:
+        """Wait for SuperNodes, enrol new ones, and return the users of each."""
+        return self.users_of(self.relay.session.gather(server_round, UNHOSTED))
+
     def users_of(self, nodes: Iterable[int]) -> dict[int, IntArray]:
         every = self.numbers()
         return {node: every[node] for node in nodes}
@@ -433,13 +465,35 @@ class Layer(Membership):
         last = int(self.joined.max())
         return last > 0 and server_round <= last + self.alone
 
+    def send(
+        self,
+        server_round: int,
+        requests: Mapping[int, Message],
+        read: Callable[[int, RecordDict], T],
+        numbers: int,  # at most, in a reply
+        message_type: str = "train",
+    ) -> Replies[T]:
+        """Send a message to each SuperNode; leave out those without a good reply."""
+        return self.relay.session.send(
+            {node: as_record(self.relay._config, one) for node, one in requests.items()},
+            server_round,
+            read,
+            message_type=message_type,
+            max_reply_bytes=reply_bytes(numbers),
+        )
+
     def look_ahead(self, server_round: int) -> None:
         """Ask, after the step, for what the round's evaluation needs."""
+
+    # Bytes
 
     def tally(self, way: str, kind: str, users: IntArray, nbytes: int) -> None:
         """Count bytes that some users, each as many, sent or were sent."""
         self.relay.session.ledger.count(way, kind, nbytes)
         self.traffic[users, UP if way == "up" else DOWN] += nbytes // max(1, users.size)
+
+    def tally_vectors(self, way: str, kind: str, users: IntArray) -> None:
+        self.tally(way, kind, users, users.size * self._vector)
 
     # State
 
@@ -473,7 +527,14 @@ class Layer(Membership):
 
 
 class OwnLayer(Layer):
-    """A layer of each user's own: gradients and averaged weights wait for users."""
+    """Users with a map each: gradients, and averaged weights if there are any, wait for users.
+
+    A round is one exchange. The message that asks for the latent vectors of round ``t`` carries the
+    gradients of round ``t - 1``; one more message after the last round delivers the last gradients.
+    A user that is not asked or does not answer keeps its weights. The server goes on with its last
+    latent vector, and its gradient waits until it is back. A user that has never answered has no
+    edges until it does.
+    """
 
     rows = (*Layer.rows, "gradient", "gradient_round", "has_average")
     others = (*Layer.others, "rate", "average", "average_round")
@@ -495,34 +556,32 @@ class OwnLayer(Layer):
     def latents(self, server_round: int) -> tuple[Tensor, Tensor]:
         """Ask this round's users for latent vectors, with the gradients that wait."""
         relay, session, server = self.relay, self.relay.session, self.relay.server
-        drawn = self.drawn(server_round, self.users_of(session.gather(server_round, UNHOSTED)))
+        drawn = self.drawn(server_round, self.hosted(server_round))
         # For a checkpoint every host is asked, even if none of its users takes part.
         saves, every = session.is_due(server_round), relay.section.average_every
         drawn = {node: users for node, users in drawn.items() if saves or users.size}
         # A mean of the newcomers alone would become everybody's.
         averages = every > 0 and server_round % every == 0 and not self.is_alone(server_round)
-        replies = self._send(server_round, drawn, averages=averages, saves=saves)
-        relay.answers = self.answered = replies.values
+        relay.answers = self.answered = self._relay(server_round, drawn, averages, saves).values
         session.must_have(server_round, self.answered)
-        for node, reply in replies.values.items():
+        for node, reply in relay.answers.items():
             request = relay.requests[node]
             server.receive(request.users, reply.latent)
             # Of a million users neither is to take room while the server steps.
             reply.latent, request.gradient = reply.latent[:0].copy(), request.gradient[:0].copy()
         return server.latent, server.known
 
-    def _send(
+    def _relay(
         self,
         server_round: int,
         users: Mapping[int, IntArray],
-        message_type: str = "train",
-        *,
         averages: bool = False,
         saves: bool = False,
+        message_type: str = "train",
     ) -> Replies[RelayReply]:
         """Send users the gradients that wait for them, and the mean if they lack it."""
         relay, session, (f, w) = self.relay, self.relay.session, self.form
-        requests = relay.requests = {
+        relay.requests = {
             node: RelayRequest(
                 server_round,
                 local,
@@ -536,20 +595,15 @@ class OwnLayer(Layer):
             )
             for node, local in users.items()
         }
+        session.asked = dict(users)
 
         def read(node: int, content: RecordDict) -> RelayReply:
-            (p, h), asked = requests[node].gradient.shape, {"send_weights": averages}
+            (p, h), asked = relay.requests[node].gradient.shape, {"send_weights": averages}
             return RelayReply.read(content, server_round=server_round, p=p, h=h, f=f, w=w, **asked)
 
-        session.asked = dict(users)
-        numbers = max((one.gradient.size for one in requests.values()), default=0)
-        return session.send(
-            {node: as_record(relay._config, one) for node, one in requests.items()},
-            server_round,
-            read,
-            message_type=message_type,
-            max_reply_bytes=reply_bytes(numbers + averages * f * (w + 1)),
-        )
+        numbers = max((one.gradient.size for one in relay.requests.values()), default=0)
+        numbers += averages * f * (w + 1)
+        return self.send(server_round, relay.requests, read, numbers, message_type)
 
     def _mean_for(self, users: IntArray) -> tuple[FloatArray | None, int]:
         if self.average is None or (self.has_average[users] >= self.average_round).all():
@@ -566,16 +620,13 @@ class OwnLayer(Layer):
             self.gradient[users] = gradients[users]
             self.gradient_round[users] = server_round
             self.traffic[users, ANSWERED] += 1
-            self.tally("up", "latent", users, self.gradient[users].nbytes)
+            self.tally_vectors("up", "latent", users)
             if request.send_weights:
                 nbytes = users.size * math.prod(self.form) * FLOAT
                 self.tally("up", "weights", users, nbytes)
-        sent = [reply for reply in relay.answers.values() if reply.weight_sum is not None]
-        if sent:  # rows that nobody holds are NaN
-            total = np.stack([reply.weight_sum for reply in sent]).sum(0, dtype=np.float64)
-            count = np.stack([reply.holders for reply in sent]).sum(0, dtype=np.int64)[:, None]
-            mean = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
-            self.average, self.average_round = mean.astype(np.float32), server_round
+        if sent := [one for one in relay.answers.values() if one.weight_sum is not None]:
+            sums, counts = [one.weight_sum for one in sent], [one.holders for one in sent]
+            self.average, self.average_round = mean_weights(sums, counts), server_round
         return ""
 
     def _delivered(self, nodes: Iterable[int]) -> None:
@@ -583,8 +634,7 @@ class OwnLayer(Layer):
         # the averaged weights in full.
         for request in (self.relay.requests[node] for node in nodes):
             users = request.users
-            waited = users[request.gradient_round > 0]
-            self.tally("down", "gradient", waited, self.gradient[waited].nbytes)
+            self.tally_vectors("down", "gradient", users[request.gradient_round > 0])
             self.gradient_round[users] = 0
             if request.average is not None:
                 lacking = users[self.has_average[users] < request.average_round]
@@ -595,13 +645,25 @@ class OwnLayer(Layer):
         hosted = self.users_of(self.relay.session.present()).items()
         present = {node: users[~self.left[users]] for node, users in hosted}
         present = {node: users for node, users in present.items() if users.size}
-        self._delivered(self._send(server_round, present, "train.finish").values)
+        replies = self._relay(server_round, present, message_type="train.finish")
+        self._delivered(replies.values)
 
 
 class CommonLayer(Layer):
-    """One layer of all users: its last step, and which SuperNodes have taken that step.
+    """One map of all users: its last step, and which SuperNodes have taken that step.
 
-    Under masks the server can read neither the layer nor the sums of gradients.
+    A round is two exchanges:
+
+    - server -> user: the sum of the round before, with which the user steps; user -> server:
+      ``x'_i``, with dropout on ``x_i``, and once more without dropout if the server evaluates the
+      round before;
+    - server -> user: ``g_i``; SuperNode -> server: the gradient by ``W``, ``sum_i x_i g_i^T``.
+
+    The server asks for the first as soon as the round before has its sum. Loss and sum are over the
+    users that answered; the other users take part by their last vector without dropout. A SuperNode
+    that has missed a step, or is new, gets weights and optimiser of another SuperNode, which the
+    server relays. Without the sum of one of them nobody steps; a SuperNode that stops two steps in
+    this way is left out with its users, until another SuperNode joins.
     """
 
     taken = Advance(before=NEVER)  # the last step, with its sum; round 0: the first weights
@@ -611,12 +673,7 @@ class CommonLayer(Layer):
         super().__init__(relay, settings)
         self.at = dict[int, int]()  # round of the last step of each SuperNode's layer
         self.stopped = Counter[int]()  # steps that SuperNodes stopped, by their users
-        self.keys = dict[int, MemberKey]()  # of SuperNodes that have enrolled
-        self._masks, registry = relay.section.aggregation == MASKED, relay.section.registry
-        # Under pads two sums tell the server nothing, however few SuperNodes they differ by.
-        self._parties = None if registry is None else PartySums(registry, differ_by=1)
-        self._count = IN_SUM if registry is None else AS_PARTY
-        self._vector = FLOAT * settings.latent_size  # bytes
+        self.sum = (MaskedSum if relay.section.aggregation == MASKED else PlainSum)(self)
         self._ask_anew(0)
 
     def _ask_anew(self, server_round: int) -> None:
@@ -631,19 +688,11 @@ class CommonLayer(Layer):
         super().load_state_dict(state)
         self.taken = Advance(state["last"], NEVER)
         self._ask_anew(0)
-        if self._parties is None:
-            self.__dict__.pop("sums", None)  # of an earlier start of the run
+        self.sum.start()
 
     def read(self, node: int, content: RecordDict) -> EnrolmentReply:
-        """Refuse a SuperNode whose public key no other SuperNode would take."""
         answer = super().read(node, content)
-        if not self._masks:
-            return answer
-        if (key := answer.key) is None:
-            raise MalformedReplyError("key-public: missing; masked sums need it")
-        if self._parties is not None:
-            run = str(self.relay.session.exchange.grid.run.run_id).encode()
-            common_key.check_signed(self._parties.registry, run, key.public, key.signed_by)
+        self.sum.check(answer)
         return answer
 
     def refusal(self, answer: EnrolmentReply) -> str:
@@ -657,15 +706,14 @@ class CommonLayer(Layer):
     def enrolled(self, node: int, answer: EnrolmentReply) -> None:
         self.stopped.clear()
         self.at[node] = answer.layer_round or 0
-        if answer.key is not None:
-            self.keys[node] = answer.key
+        self.sum.enrolled(node, answer)
 
     # Latent vectors
 
     def latents(self, server_round: int) -> tuple[Tensor, Tensor]:
         """Return the vectors that were asked for ahead, and those of new SuperNodes."""
         relay, session, server = self.relay, self.relay.session, self.relay.server
-        hosted = self.users_of(session.gather(server_round, UNHOSTED))
+        hosted = self.hosted(server_round)
         if self.asked_round != server_round:
             self._ask_anew(server_round)
         new = {node: users for node, users in hosted.items() if node not in relay.requests}
@@ -708,17 +756,18 @@ class CommonLayer(Layer):
         self._ask(asked, saves=session.is_due(server_round))
 
     def _ask(self, asked: Mapping[int, tuple[IntArray, IntArray]], *, saves: bool = False) -> None:
+        """Ask SuperNodes for vectors of users, with and without dropout."""
         if not asked:
             return
         relay, session = self.relay, self.relay.session
-        copy, sealed = self._copy(asked), self._sealed_keys(asked) if self._masks else {}
+        copy, packets = self._copy(asked), self.sum.packets(asked)
         requests = {
             node: LatentRequest(
                 self.asked_round,
                 users,
                 measured,
                 self._advance(node, copy),
-                sealed.get(node),
+                packets.get(node),
                 # Without dropout one vector will do for both.
                 trains=bool(users.size) and (self.settings.dropout > 0 or not measured.size),
                 checkpoint=saves,
@@ -735,8 +784,9 @@ class CommonLayer(Layer):
             return LatentReply.read(content, trains=one.trains, measures=measures, **known, **sizes)
 
         vectors = max(one.users.size + one.measured.size for one in requests.values())
+        # Not by `send`: who is left out here is so in the next round
         replies = session.exchange.send(
-            {node: one.to_record() for node, one in requests.items()},
+            {node: as_record(relay._config, one) for node, one in requests.items()},
             server_round=self.asked_round,
             timeout=session.timeout,
             read=read,
@@ -754,33 +804,8 @@ class CommonLayer(Layer):
                 if sent is not None:
                     self.tally("down", kind, measured, sent.nbytes)
             if reply.measured is not None:
-                self.tally("up", "measured", measured, measured.size * self._vector)
+                self.tally_vectors("up", "measured", measured)
                 relay.server.receive(measured, reply.measured)
-
-    def _sealed_keys(self, nodes: Iterable[int]) -> Mapping[int, common_key.KeyPacket]:
-        """Have the common key sealed for SuperNodes that do not have it."""
-        keys, hosted = self.keys, list(self.relay.session.hosted())
-        checks = {node: keys[node].key_check.tobytes() for node in hosted}
-        known = [check for check in checks.values() if any(check)][:1]
-        having = [node for node, check in checks.items() if check in known]
-        lacking = [node for node in nodes if node not in having]
-        for donor in (having or hosted) if lacking else ():
-            others = [node for node in lacking if node != donor]
-            public = np.array([keys[node].public for node in others], np.uint8)
-            signed = None
-            if self._parties is not None:
-                rows = [keys[node].signed_by for node in others]
-                signed = np.array(rows, np.uint8).reshape(-1, common_key.SIGNED_BY)
-            request = common_key.ShareKeyRequest(public.reshape(-1, KEY_BYTES), not having, signed)
-            read = partial(common_key.ShareKeyReply.read, k=len(others))
-            reply = self.ask_one(donor, "train.share_key", request.to_record(), read)
-            if reply is not None:
-                for node in (donor, *others):
-                    keys[node].key_check = reply.key_check
-                sender = keys[donor].public, keys[donor].signed_by
-                packets = [common_key.KeyPacket(packet, *sender) for packet in reply.packets]
-                return dict(zip(others, packets, strict=True))
-        return {}
 
     # The last step, and SuperNodes that lack it
 
@@ -831,364 +856,153 @@ class CommonLayer(Layer):
 
     def step(self, server_round: int, gradient: Tensor, rate: float) -> str:
         """Have the SuperNodes' gradients by the layer added up for the next message."""
-        gradients, requests = gradient.cpu().numpy(), {}
+        gradients, requests, before = gradient.cpu().numpy(), {}, self.taken.layer_round
         for node in self.answered:
             users = self.relay.requests[node].users
             if self.relay.requests[node].trains:  # otherwise counted as vectors to be measured
-                self.tally("up", "latent", users, users.size * self._vector)
+                self.tally_vectors("up", "latent", users)
             self.traffic[users, ANSWERED] += 1
-            self.tally("down", "gradient", users, users.size * self._vector)
-            at = self.taken.layer_round
-            requests[node] = GradientRequest(server_round, users, gradients[users], at)
-        total = self._summed(server_round, requests)
-        if isinstance(total, str):
-            return f"no sum of gradients: {total}"
-        hidden, plain = (total, None) if isinstance(total, HiddenSum) else (None, total)
-        before = self.taken.layer_round
-        self.taken = Advance(server_round, before, rate, plain is not None, plain, hidden)
+            self.tally_vectors("down", "gradient", users)
+            requests[node] = GradientRequest(server_round, users, gradients[users], before)
+        found = self.sum.add(server_round, requests)
+        if isinstance(found, str):
+            return f"no sum of gradients: {found}"
+        self.taken = replace(found, layer_round=server_round, before=before, rate=rate)
         return ""
+
+    def finish(self, server_round: int) -> None:
+        self.relay.session.tell_all(server_round, {SERVER_ROUND: server_round}, "train.finish")
+
+
+class PlainSum:
+    """The sum of the SuperNodes' gradients, which the server reads."""
+
+    def __init__(self, layer: CommonLayer) -> None:
+        self.layer, self.section = layer, layer.relay.section
+
+    def start(self) -> None:
+        """Forget what an earlier start of the run has agreed on."""
+
+    def check(self, answer: EnrolmentReply) -> None:
+        """Refuse a SuperNode that can take part in no sum."""
+
+    def enrolled(self, node: int, answer: EnrolmentReply) -> None: ...
+
+    def packets(self, nodes: Iterable[int]) -> Mapping[int, common_key.KeyPacket]:
+        """Return what SuperNodes must have to read the sum."""
+        return {}
+
+    def add(self, server_round: int, requests: Mapping[int, GradientRequest]) -> Advance | str:
+        """Have gradients added up, for the step with their sum; or return why there is none."""
+        layer, (f, w) = self.layer, self.layer.form
+
+        def read(node: int, content: RecordDict) -> FloatArray:
+            users = requests[node].users.size
+            return SumReply.read(content, server_round=server_round, f=f, w=w, p=users).total
+
+        replies = layer.send(server_round, requests, read, f * w, "train.add_up").values
+        for node in replies:
+            layer.tally("up", "sum", requests[node].users, f * w * FLOAT)
+        layer.stoppers = requests.keys() - replies.keys()
+        if layer.stoppers:
+            return f"missing from {len(layer.stoppers)} SuperNode(s)"
+        sums = [bounded(replies[node], self.section.limit) for node in layer.present(replies)]
+        total: FloatArray = np.stack(sums).sum(0, dtype=np.float64).astype(np.float32)
+        return Advance(has_total=True, total=total)
+
+
+class MaskedSum(PlainSum):
+    """The same as a secure sum: the server can see neither the sums of gradients nor the layer.
+
+    One SuperNode draws a common key and seals it for the others; the server carries the packets.
+    First weights, dropout and pads come from that key, and a copy of the layer travels under it.
+    The sum is of 64-bit words with 40 fraction bits. The server takes the masks off, and sends the
+    sum on, still under the pads. With a registry the SuperNodes do not trust the server: public
+    keys are signed, and each sum ends in checks that show any change.
+    """
+
+    def __init__(self, layer: CommonLayer) -> None:
+        super().__init__(layer)
+        self.keys = dict[int, MemberKey]()  # of SuperNodes that have enrolled
+        registry = self.section.registry
+        # Under pads two sums tell the server nothing, however few SuperNodes they differ by.
+        self._parties = None if registry is None else PartySums(registry, differ_by=1)
+        self._count = IN_SUM if registry is None else AS_PARTY
+
+    def start(self) -> None:
+        if self._parties is None:
+            self.__dict__.pop("sums", None)
 
     @cached_property
     def sums(self) -> SecureSum:
-        session, section = self.relay.session, self.relay.section
+        session = self.layer.relay.session
         return SecureSum(
             session.exchange,
-            limit=section.limit,
+            limit=self.section.limit,
             resolution=2.0**-LEAST_FRACTION_BITS,
             server=self._parties or SumServer(dropout=0.0),
             timeout=session.timeout,
             guard=True,
         )
 
-    def _summed(
-        self, server_round: int, requests: Mapping[int, GradientRequest]
-    ) -> HiddenSum | FloatArray | str:
-        if self._masks:
-            return self._hidden(server_round, requests)
-        (f, w), length = self.form, math.prod(self.form)
+    def check(self, answer: EnrolmentReply) -> None:
+        """Refuse a SuperNode whose public key no other SuperNode would take."""
+        if (key := answer.key) is None:
+            raise MalformedReplyError("key-public: missing; masked sums need it")
+        if self._parties is not None:
+            run = str(self.layer.relay.session.exchange.grid.run.run_id).encode()
+            common_key.check_signed(self._parties.registry, run, key.public, key.signed_by)
 
-        def read(node: int, content: RecordDict) -> FloatArray:
-            users = requests[node].users.size
-            return SumReply.read(content, server_round=server_round, f=f, w=w, p=users).total
+    def enrolled(self, node: int, answer: EnrolmentReply) -> None:
+        if answer.key is not None:
+            self.keys[node] = answer.key
 
-        replies = self.relay.session.send(
-            {node: request.to_record() for node, request in requests.items()},
-            server_round,
-            read,
-            message_type="train.add_up",
-            max_reply_bytes=reply_bytes(length),
-        )
-        for node in replies.values:
-            self.tally("up", "sum", requests[node].users, length * FLOAT)
-        self.stoppers = requests.keys() - replies.values.keys()
-        if self.stoppers:
-            return f"missing from {len(self.stoppers)} SuperNode(s)"
-        limit = self.relay.section.limit
-        sums = [bounded(replies.values[node], limit) for node in self.present(replies.values)]
-        total: FloatArray = np.stack(sums).sum(0, dtype=np.float64).astype(np.float32)
-        return total
+    def packets(self, nodes: Iterable[int]) -> Mapping[int, common_key.KeyPacket]:
+        """Have the common key sealed for SuperNodes that do not have it."""
+        keys, hosted = self.keys, list(self.layer.relay.session.hosted())
+        checks = {node: keys[node].key_check.tobytes() for node in hosted}
+        known = [check for check in checks.values() if any(check)][:1]
+        having = [node for node, check in checks.items() if check in known]
+        lacking = [node for node in nodes if node not in having]
+        for donor in (having or hosted) if lacking else ():
+            others = [node for node in lacking if node != donor]
+            public = np.array([keys[node].public for node in others], np.uint8)
+            signed = None
+            if self._parties is not None:
+                rows = [keys[node].signed_by for node in others]
+                signed = np.array(rows, np.uint8).reshape(-1, common_key.SIGNED_BY)
+            request = common_key.ShareKeyRequest(public.reshape(-1, KEY_BYTES), not having, signed)
+            read = partial(common_key.ShareKeyReply.read, k=len(others))
+            reply = self.layer.ask_one(donor, "train.share_key", request.to_record(), read)
+            if reply is not None:
+                for node in (donor, *others):
+                    keys[node].key_check = reply.key_check
+                sender = keys[donor].public, keys[donor].signed_by
+                packets = [common_key.KeyPacket(packet, *sender) for packet in reply.packets]
+                return dict(zip(others, packets, strict=True))
+        return {}
 
-    def _hidden(
-        self, server_round: int, requests: Mapping[int, GradientRequest]
-    ) -> HiddenSum | str:
-        session, sums = self.relay.session, self.sums
-        length = math.prod(self.form) + CHECKS * (self._parties is not None)
-        voices = {node: self.clients[node][: self._count] for node in requests}
+    def add(self, server_round: int, requests: Mapping[int, GradientRequest]) -> Advance | str:
+        layer, sums = self.layer, self.sums
+        length = math.prod(layer.form) + CHECKS * (self._parties is not None)
+        voices = {node: layer.clients[node][: self._count] for node in requests}
         if {*sums.clients} != {*chain.from_iterable(voices.values())}:
             sums.clients = []
         sums.prepare(server_round, voices)
-        detail = detail_of(server_round, self.taken.layer_round)
+        detail = detail_of(server_round, layer.taken.layer_round)
         what = length, GRADIENTS, detail
         found = sums.add(server_round, requests, "train.add_up", *what, padded=True)
         left_out = [*found.replies.rejected, *found.silent]
-        session.leave_out(left_out)
+        layer.relay.session.leave_out(left_out)
         silent = {entry.node_id for entry in left_out}
         for node in found.asked.keys() - silent:
-            self.tally("up", "sum", requests[node].users, length * WORD // 8)
+            layer.tally("up", "sum", requests[node].users, length * WORD // 8)
         if found.total is None:
-            self.stoppers = silent & voices.keys()
+            layer.stoppers = silent & voices.keys()
             return found.skipped
         there = {*found.contributors}
-        self.stoppers = [node for node, local in voices.items() if not there.issuperset(local)]
-        if self.stoppers:
-            return f"{len(self.stoppers)} of {len(voices)} SuperNodes were left out"
-        return HiddenSum(len(there), found.run_id, found.number, found.ring, found.total)
-
-    def finish(self, server_round: int) -> None:
-        self.relay.session.tell_all(server_round, {SERVER_ROUND: server_round}, "train.finish")
-
-
-# The server's model, as tensors ------------------------------------------------------------------
-
-
-def scheduled(section: StrategyConfig, server_round: int, rounds: int) -> float:
-    """Return the step size of a round of so many; rounds count from 1. It is never 0."""
-    rate = section.learning_rate
-    if section.schedule == "constant":
-        return rate
-    rise = math.ceil(WARM_UP * rounds) if section.schedule == "warmup-cosine" else 0
-    if server_round <= rise:
-        return rate * server_round / rise
-    done = (server_round - 1 - rise) / (rounds - rise)
-    return rate * (1 + math.cos(math.pi * done)) / 2
-
-
-class RelayServer:
-    """The server's model and data, as tensors."""
-
-    def __init__(
-        self, data: Any, model: nn.Module, config: NFedGNNConfig, latent_size: int
-    ) -> None:
-        at_least(1).check("latent_size", latent_size)
-        self.config, self.section = config, config.strategy
-        self.reg_weight, self.seed = self.section.smoothness, config.seed
-        self.device = resolve_device(config.device)
-        self.model = model.to(self.device)
-        # Whether the model can do with the nodes of the loss; a GPU would have to be waited for.
-        self._takes_nodes = self.device.type == "cpu" and getattr(model, "takes_nodes", False)
-        self.optimizer = Adam(self.model.parameters(), weight_decay=self.section.weight_decay)
-        # What predicts and is evaluated: the model that is trained, or the average of its weights
-        self._decay = self.section.server_average
-        self.eval_model = copy.deepcopy(self.model) if self._decay else self.model
-        self.latent = torch.zeros(0, latent_size, device=self.device)
-        self.known = torch.zeros(0, dtype=torch.bool, device=self.device)
-        self.take(data)
-
-    def take(self, data: Any, left: Sequence[int] = ()) -> None:
-        """Take a graph whose first nodes are the old ones; users that left have no part in it."""
-        edges, y, masks = server_graph(data)
-        self.num_nodes = y.shape[0]
-        names: Sequence[str] | None = getattr(data, "names", None)
-        # What the nodes are called, else their numbers
-        self.nodes = np.arange(self.num_nodes) if names is None else np.array(list(names))
-        self.classes: Sequence[str] | None = getattr(data, "classes", None)
-        present = torch.ones(self.num_nodes, dtype=torch.bool)
-        present[list(left)] = False
-        self.present = present.to(self.device)
-        self.y = y.to(self.device)
-        self.masks = {name: (mask & present).to(self.device) for name, mask in masks.items()}
-        if not self.masks["train"].any():
-            raise DataError("train_mask: no node is marked; at least one labelled node is needed")
-        self._all_edges = self._learnt_over(edges)
-        self.num_classes = 1 + int(y.max())
-        self.right = torch.zeros(self.num_nodes, dtype=torch.bool, device=self.device)
-        self._hold(self.latent, self.known)
-
-    def _learnt_over(self, edges: Tensor) -> Tensor | SortedEdges:
-        # In 32 bits, if the model can use edges in that form
-        takes_sorted = getattr(self.model, "takes_sorted", False)
-        in_order = sorted_edges(edges, self.num_nodes) if takes_sorted else None
-        return (in_order or edges).to(self.device)
-
-    def _hold(self, latent: Tensor, known: Tensor) -> None:
-        more = self.num_nodes - len(known)
-        self.latent = functional.pad(latent.to(self.device), (0, 0, 0, more))
-        self.latent[~self.present] = 0
-        self.known = functional.pad(known.to(self.device), (0, more)) & self.present
-        self._forget_graph()
-
-    def placed(self, users: IntArray, latent: FloatArray) -> tuple[Tensor, Tensor]:
-        """Copy users' numbers and vectors to where the model is."""
-        rows = torch.tensor(latent, dtype=torch.float32)
-        return torch.tensor(users).to(self.device), rows.to(self.device)
-
-    def receive(self, users: IntArray, latent: FloatArray) -> None:
-        local, rows = self.placed(users, latent)
-        self.latent[local] = rows
-        if not self.known[local].all():
-            self.known[local] = True
-            self._forget_graph()
-
-    # Made when it is needed, not as each SuperNode's first answer comes: there may be a million.
-    @cached_property
-    def graph(self) -> Tensor | SortedEdges:
-        """The edges between users that have answered, in the form that the model takes."""
-        return among(self._all_edges, self.known)
-
-    @cached_property
-    def _term(self) -> LaplacianTerm:
-        return laplacian_term(self.graph, self.num_nodes)
-
-    def _forget_graph(self) -> None:
-        for made in ("graph", "_term"):
-            self.__dict__.pop(made, None)
-
-    @torch.no_grad()
-    def move(self, server_round: int, rate: float) -> None:
-        """Take a step; the average follows, a plain mean until there are enough weights."""
-        self.optimizer.lr = rate
-        self.optimizer.step()
-        if not self._decay:
-            return
-        share, now = max(1 - self._decay, 1 / server_round), self.model.state_dict()
-        for name, kept in self.eval_model.state_dict().items():
-            kept.copy_(kept.lerp(now[name], share) if kept.is_floating_point() else now[name])
-
-    def gradients(
-        self, server_round: int, latent: Tensor, heard: Tensor
-    ) -> tuple[dict[str, float], Tensor]:
-        """Compute the loss over the users in ``heard``, and every latent vector's gradient."""
-        # latent [n, h], heard [n]
-        latent = latent.detach().requires_grad_()
-        self.optimizer.zero_grad()
-        smooth, nodes = torch.zeros((), device=self.device), list[Tensor]()
-        if self.reg_weight:
-            # The regulariser's part goes first and by itself, so that its tensors are free again.
-            term = laplacian_regulariser(self._term, latent)
-            (self.reg_weight * term).backward()
-            smooth = term.detach()
-            del term
-        if self._takes_nodes:
-            nodes = [(self.masks["train"] & heard).nonzero().flatten()]
-        self.model.train()
-        with seeded(self.device, self.seed, "server-dropout", server_round):
-            logits = self.model(latent, self.graph, *nodes)
-        entropy = self.entropy(logits, heard, server_round)
-        loss = entropy.detach() + self.reg_weight * smooth
-        if not torch.isfinite(loss):
-            keys = " or ".join(self.config.steadying)
-            raise DivergedError(f"round {server_round}: the loss is {loss.item()}; lower {keys}")
-        entropy.backward()
-        if longest := self.section.gradient_norm:
-            clip_grad_norm_([*self.model.parameters(), latent], longest)
-        assert latent.grad is not None
-        losses = {"loss": loss, "cross_entropy": entropy, "regulariser": smooth}
-        return {name: one.item() for name, one in losses.items()}, latent.grad
-
-    def entropy(self, logits: Tensor, heard: Tensor, server_round: int) -> Tensor:
-        """Compute the cross-entropy of the training nodes whose users were heard."""
-        # logits [n, c], heard [n]
-        if logits.shape[1] < self.num_classes:
-            text = f"y has {self.num_classes - 1}, the model gives {logits.shape[1]} classes"
-            raise DataError(f"{text}: flower_graph.data.as_graph(data) numbers classes from 0 on")
-        train = self.masks["train"] & heard
-        # Until a labelled user has answered there is nothing but the regulariser to learn from.
-        if not train.any():
-            return 0 * logits.sum()
-        return functional.cross_entropy(logits[train], self.y[train])
-
-    @torch.no_grad()
-    def logits(self, edges: Tensor | None = None) -> Tensor:
-        """Return each node's row of the model that is evaluated, over given or learnt edges."""
-        self.eval_model.eval()
-        among_known = self.graph if edges is None else among(edges, self.known)
-        result: Tensor = self.eval_model(self.latent, among_known)
-        return result
-
-    def judge(self) -> Judged:
-        return Judged(self.logits(), self.y, self.masks, [0, len(self.y)])
-
-    def accuracy(self) -> dict[str, float]:
-        judged = self.judged = self.judge()
-        self.right = judged.logits.argmax(1) == judged.y
-        # There may be ten million users: no sum by groups.
-        return {
-            role: self.right[mask].double().mean().item() for role, mask in judged.masks.items()
-        }
-
-    def snapshot(self) -> Snapshot:
-        """Return the server's half of a run, of users that have answered."""
-        rows = self._rows(self.latent)
-        users = torch.from_numpy(rows.number)
-        role = role_of(*(self.masks[name].cpu()[users] for name in ROLES))
-        logits, label = self.logits().cpu()[users], self.y.cpu()[users]
-        predictions = Predictions.of(logits, NO_CLIENT, rows.node, role, label, self.classes)
-        return Snapshot(predictions, self._models(), rows)
-
-    def _models(self) -> list[SavedModels]:
-        return [form_of(self.eval_model, type(self.eval_model), NO_CLIENT)]
-
-    def _rows(self, rows: Tensor) -> Embeddings:
-        users = self.known.nonzero().flatten().cpu().numpy()
-        client, is_public = np.full(len(users), NO_CLIENT), np.zeros(len(users), bool)
-        return Embeddings(client, self.nodes[users], users, is_public, rows.cpu().numpy()[users])
-
-    def state_dict(self) -> dict[str, object]:
-        average = {"average": self.eval_model.state_dict()} if self._decay else {}
-        return {
-            **average,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "latent": self.latent,
-            "known": self.known,
-        }
-
-    def load_state_dict(self, state: StateDict) -> None:
-        self.model.load_state_dict(state["model"])
-        # A run without has none: what it has learnt is what is averaged from now on.
-        if self._decay:
-            self.eval_model.load_state_dict(state.get("average", state["model"]))
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._hold(state["latent"], state["known"])
-        self.accuracy()  # there may be no later round to record which users are right
-
-
-def among(edges: Tensor | SortedEdges, known: Tensor) -> Tensor | SortedEdges:
-    """Return the edges between known nodes."""
-    if known.all():
-        return edges
-    if isinstance(edges, SortedEdges):
-        return edges.among(known)
-    return edges[:, known[edges].all(0)]
-
-
-# Links
-
-
-def held_links(edge_index: Tensor, num_nodes: int, config: NFedGNNConfig) -> LinkSplit:
-    """Hold out edges of the whole graph as one client with number 0 would."""
-    links = config.links
-    rng = generator(config.seed if links.seed is None else links.seed, "links", 0)
-    return split_links(edge_index, num_nodes, links.val, links.test, rng)
-
-
-class LinkRelayServer(RelayServer):
-    """The server's model and data, as tensors, where links are learnt; arguments as there.
-
-    The logit of a pair is its rows' dot product, or what a ``PairModel``'s decoder gives.
-    """
-
-    def take(self, data: Any, left: Sequence[int] = ()) -> None:
-        """Take a graph; hold out some of its edges. Labels and masks of nodes play no part."""
-        super().take(data, left)
-        self.num_classes, self._takes_nodes = 2, False  # the loss needs the rows of all
-        self.masks = {role: torch.zeros_like(self.present) for role in ROLES}
-
-    def _learnt_over(self, edges: Tensor) -> Tensor:
-        split = held_links(edges, self.num_nodes, self.config)
-        self.split = LinkSplit(*(part.to(self.device) for part in vars(split).values()))
-        self.whole = edges.to(self.device)
-        return self.split.messages
-
-    def entropy(self, logits: Tensor, heard: Tensor, server_round: int) -> Tensor:
-        """Compute the cross-entropy of training edges and as many drawn pairs without an edge."""
-        # logits: rows of nodes [n, h]; of pairs whose users were heard
-        assert isinstance(self.graph, Tensor)
-        rng = generator(self.seed, "absent-links", server_round)
-        pairs, is_edge = drawn_pairs(self.graph, self.num_nodes, rng)
-        kept = heard[pairs[0]] & heard[pairs[1]]
-        if not kept.any():
-            return 0 * logits.sum()
-        scores, truth = _scores(self.model, logits, pairs[:, kept]), is_edge[kept].to(logits.dtype)
-        return functional.binary_cross_entropy_with_logits(scores, truth)
-
-    @torch.no_grad()
-    def judge(self) -> Judged:
-        split = self.split
-        early, later = (
-            _scores(self.eval_model, self.logits(edges), split.pairs)
-            for edges in (split.messages, split.later)
-        )
-        return judged_pairs(split, early, later)
-
-    def snapshot(self) -> Snapshot:
-        edges = self.whole[:, self.known[self.whole].all(0)].cpu().numpy()
-        known = KnownLinks(np.full(edges.shape[1], NO_CLIENT), *self.nodes[edges])
-        rows = self._rows(self.logits(self.whole))
-        return Snapshot(None, self._models(), rows, known)
-
-
-def _scores(model: nn.Module, rows: Tensor, pairs: Tensor) -> Tensor:
-    if isinstance(model, PairModel):
-        return model.decoder(rows, pairs)  # type: ignore[no-any-return]
-    return dot_products(rows, pairs)
+        layer.stoppers = [node for node, local in voices.items() if not there.issuperset(local)]
+        if layer.stoppers:
+            return f"{len(layer.stoppers)} of {len(voices)} SuperNodes were left out"
+        sealed = HiddenSum(len(there), found.run_id, found.number, found.ring, found.total)
+        return Advance(hidden=sealed)

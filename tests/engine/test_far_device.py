@@ -30,8 +30,8 @@ from flower_graph.models import build_server_model
 from flower_graph.ops.active_rows import pack
 from flower_graph.strategies.fedscem.algorithm import EgoGroup, Shared
 from flower_graph.strategies.fedscem.cohort import EgoCohort
-from flower_graph.strategies.nfedgnn.strategy import RelayServer, config_of
-from flower_graph.strategies.nfedgnn.users import CommonLayer, LinearCohort, UserSettings
+from flower_graph.strategies.nfedgnn.algorithm import CommonMap, OwnMaps, UserSettings
+from flower_graph.strategies.nfedgnn.strategy import config_of, server_of
 from flower_graph.strategies.ppfl.modules import GATCohort
 
 ELSEWHERE = torch.device("meta")
@@ -130,29 +130,28 @@ Reply = Callable[[], list[Tensor]]
 
 
 def linear(device: Place) -> tuple[Step, Reply]:
-    cohort = LinearCohort(pack(DATA.x, bias=True).to(device), USERS)
-    cohort.hold(cohort.start())
+    maps = OwnMaps(pack(DATA.x, bias=True).to(device), USERS)
     some = torch.tensor([1, 4, 7])
 
     def step() -> None:
-        cohort.step(None, torch.ones(12, 4, device=device), 0.01)
-        cohort.step(some, torch.ones(3, 4, device=device), 0.01)
+        maps.step(None, torch.ones(12, 4, device=device), 0.01)
+        maps.step(some, torch.ones(3, 4, device=device), 0.01)
 
-    return step, lambda: [cohort.forward(None), cohort.forward(some)]
+    return step, lambda: [maps.forward(None), maps.forward(some)]
 
 
 def relay_server(device: Place) -> tuple[Step, Reply]:
     config = config_of(reg_weight=1.0, seed=3)
     config.device = str(device)  # which no user may choose
     model = build_server_model("gcn", hidden=4, heads=1, classes=CLASSES, dropout=0.0, seed=3)
-    server = RelayServer(DATA, model, config, 4)
+    server = server_of(DATA, model, config, 4)
     latent = torch.rand(12, 4, generator=torch.Generator().manual_seed(1)).numpy()
     found: list[Tensor] = []
 
     def step() -> None:
         server.receive(np.arange(12), latent)
         found[:] = [server.gradients(1, server.latent, server.known)[1]]
-        server.move(1, 0.01)
+        server.step(1, 0.01)
 
     return step, lambda: found
 
@@ -172,8 +171,7 @@ def egos(device: Place) -> tuple[Step, Reply]:
 def common_layer(device: Place) -> tuple[Step, Reply]:
     settings = UserSettings(4, True, 5e-4, 0, dropout=0.5)
     users = torch.arange(12, device=device)
-    common = CommonLayer(pack(DATA.x, bias=True).to(device), users, settings)
-    common.hold({name: t.to(device) for name, t in common.start().items()})
+    common = CommonMap(pack(DATA.x, bias=True).to(device), settings, users)
     total: list[Tensor] = []
 
     def step() -> None:

@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 
 from flower_graph.models import build_server_model
 from flower_graph.rng import seeded
-from flower_graph.strategies.nfedgnn.users import UserSettings, shared_linear_weight
+from flower_graph.strategies.nfedgnn.algorithm import UserSettings, shared_linear_weight
 
 ROUNDS = 20
 

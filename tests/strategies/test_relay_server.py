@@ -14,12 +14,13 @@ from graph_helpers import CLASSES, FEATURES, Outcome, small_graph
 from relay_helpers import asked_users, client_app, run, same_weights, strategy_for
 from torch import Tensor, nn
 from torch.nn import functional
+from without_flower import run_without_flower
 
 from flower_graph import NodeClient, SplitGradientRelay
 from flower_graph.audit.attacks import RecordingGrid, of_kind
 from flower_graph.audit.attacks import config_of as entries_of
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.config.common import LinksSection
+from flower_graph.config.common import LINKS, LinksSection
 from flower_graph.data.graph import Graph, to_undirected
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import DataError, DivergedError, NoClientsError
@@ -30,26 +31,21 @@ from flower_graph.outputs.build import build_module, form_of
 from flower_graph.outputs.files import Embeddings, Predictions, Snapshot, read_models
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
+from flower_graph.strategies.nfedgnn.algorithm import RelayServer, scheduled, shared_linear_weight
 from flower_graph.strategies.nfedgnn.config import SCHEDULES, StrategyConfig
-from flower_graph.strategies.nfedgnn.strategy import (
-    LinkRelayServer,
-    RelayServer,
-    config_of,
-    scheduled,
-)
-from flower_graph.strategies.nfedgnn.users import shared_linear_weight
+from flower_graph.strategies.nfedgnn.strategy import config_of, restore, server_of, state_of
 
 N, C, CPU, RATE = 12, CLASSES, torch.device("cpu"), 0.05
 
 
 def relay(model: nn.Module, data: Any = None, **more: Any) -> RelayServer:
     config = config_of(reg_weight=3.0, weight_decay=0.01, seed=7, **more)
-    return RelayServer(data or small_graph(), model, config, getattr(model, "latent_size", C))
+    return server_of(data or small_graph(), model, config, getattr(model, "latent_size", C))
 
 
 def step(server: RelayServer, number: int, rate: float) -> Any:
     result = server.gradients(number, server.latent, server.known)
-    server.move(number, rate)
+    server.step(number, rate)
     return result
 
 
@@ -106,11 +102,11 @@ def test_the_average_of_the_servers_weights_by_hand():
         assert server.eval_model.scale.item() == pytest.approx(average)
         assert torch.allclose(server.logits(), server.latent * average)
     again = relay(Echo(), server_average=0.6)
-    again.load_state_dict(server.state_dict())
+    restore(again, state_of(server))
     assert torch.equal(again.logits(), server.logits())
     assert again.model.scale.item() == course[-1] != pytest.approx(average)
     without = relay(Echo())
-    assert without.eval_model is without.model and "average" not in without.state_dict()
+    assert without.eval_model is without.model and "average" not in state_of(without)
 
 
 @pytest.mark.parametrize("few", [2, 8])  # 2: the rows next to the labelled ones are few, too
@@ -144,7 +140,7 @@ def test_a_loss_of_few_nodes_has_the_gradients_of_the_whole(
 
 def test_nobody_with_a_label_has_answered():
     server = relay(gcn())
-    assert not server.masks["train"][[3, 4]].any()
+    assert not server.data.masks["train"][[3, 4]].any()
     server.receive(np.array([3, 4]), np.array([[1.0, 0, 0, 0], [0, 2.0, 0, 0]]))
     losses, gradient = step(server, 1, RATE)
     assert losses["cross_entropy"] == 0
@@ -190,15 +186,15 @@ class Heard(nn.Module):
         return self.scale * x
 
 
-def link_relay(model: nn.Module) -> LinkRelayServer:
+def link_relay(model: nn.Module) -> RelayServer:
     rng = torch.Generator().manual_seed(0)
     pairs = torch.randint(M, (2, 5 * M), generator=rng)
     edges = both_directions(pairs[:, pairs[0] != pairs[1]]).unique(dim=1)
     train = torch.ones(M) > 0
     data = Graph(torch.zeros(M, 1), edges, torch.zeros(M).long(), 2, train, ~train, ~train)
     config = config_of(reg_weight=0.0, weight_decay=0.0)
-    config.links = LinksSection(0.1, 0.2, 3)
-    one = LinkRelayServer(data, model, config, 4)
+    config.task, config.links = LINKS, LinksSection(0.1, 0.2, 3)
+    one = server_of(data, model, config, 4)
     one.receive(np.arange(M), torch.randn(M, 4, generator=rng).numpy())
     return one
 
@@ -206,7 +202,8 @@ def link_relay(model: nn.Module) -> LinkRelayServer:
 def test_the_server_passes_over_no_edge_that_it_is_judged_by() -> None:
     model = Heard()
     server = link_relay(model)
-    split = server.split
+    split = server.data.split
+    assert split is not None
     code = split.pairs[0] * M + split.pairs[1]
     train, val, test = (
         set(code[split.is_edge & (split.role == role)].tolist()) for role in range(3)
@@ -229,6 +226,47 @@ def test_users_who_were_not_heard_teach_nothing() -> None:
     assert not gradient[~heard].any() and bool(gradient[heard].any())
     losses, nothing = server.gradients(1, server.latent, heard & False)
     assert losses["cross_entropy"] == 0 and not nothing.any()
+
+
+IN_ONE_PROCESS = """
+import torch
+from flower_graph.models import build_server_model
+from flower_graph.ops.active_rows import pack
+from flower_graph.ops.graph import sorted_edges
+from flower_graph.strategies.nfedgnn import algorithm
+from flower_graph.strategies.nfedgnn.config import NFedGNNConfig, StrategyConfig
+
+x, edges, y, train = torch.load(sys.argv[1])
+config = NFedGNNConfig(seed=3, strategy=StrategyConfig(reg_weight=1.0, learning_rate=0.05))
+model = build_server_model("gcn", hidden=4, heads=2, classes=3, dropout=0.5, seed=3)
+graph = algorithm.ServerGraph(sorted_edges(edges, len(y)), y, {"train": train}, y >= 0, 3)
+server = algorithm.RelayServer(model, graph, config, 4)
+maps = algorithm.OwnMaps(pack(x), algorithm.UserSettings(4, False, 5e-4, 3))
+
+
+class Here:
+    def latents(self, server_round):
+        server.receive(torch.arange(len(y)).numpy(), maps.forward(None).numpy())
+        return server.latent, server.known
+
+    def step(self, server_round, gradient, rate):
+        maps.step(None, gradient, rate)
+        return ""
+
+
+for number in range(1, 6):
+    losses, skipped = algorithm.relay_round(Here(), server, number, 0.05)
+    print(repr(losses["loss"]))
+"""
+
+
+def test_a_round_runs_in_one_process_without_flower_as_over_messages(tmp_path: Path) -> None:
+    data = small_graph()
+    assert CLASSES == 3 and int(data.y.min()) == 0
+    edges = to_undirected(data.edge_index, N)
+    torch.save((data.x, edges, data.y, data.train_mask), tmp_path / "graph.pt")
+    said = run_without_flower(IN_ONE_PROCESS, tmp_path / "graph.pt")
+    assert [float(line) for line in said.split()] == run(data).losses
 
 
 def test_initial_arrays_and_evaluate_fn() -> None:
@@ -489,7 +527,7 @@ def test_who_left_is_in_no_file_edge_figure_and_draw_any_more(tmp_path: Path) ->
     assert not server.latent[gone].any()
     edges = getattr(server.graph, "edge_index", server.graph)
     assert not torch.isin(edges, torch.tensor(gone)).any()
-    assert int(server.masks["test"].sum()) == int(WHOLE.test_mask.sum()) - 2
+    assert int(server.data.masks["test"].sum()) == int(WHOLE.test_mask.sum()) - 2
     assert new.reports[0].answered == 20
     for server_round in checkpoint.complete_rounds(tmp_path):
         assert not saved_users(tmp_path, server_round).keys() & set(gone)

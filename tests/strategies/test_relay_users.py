@@ -23,9 +23,9 @@ from flower_graph.ops.active_rows import pack
 from flower_graph.storage import checkpoint, row_file
 from flower_graph.storage.files import IN_PROCESS
 from flower_graph.strategies.nfedgnn import attack
+from flower_graph.strategies.nfedgnn.algorithm import OwnMaps, UserSettings, shared_linear_weight
 from flower_graph.strategies.nfedgnn.attack import Step
 from flower_graph.strategies.nfedgnn.client import EnrolmentRequest, NodeClient, RelayRequest
-from flower_graph.strategies.nfedgnn.users import LinearCohort, UserSettings, shared_linear_weight
 
 RATE = 0.1
 HERE = UserSettings(2, True, 0.01, 5, "holders")
@@ -65,12 +65,11 @@ def send(
 
 
 def expected(*steps: tuple[list[int], np.ndarray]) -> np.ndarray:
-    """Compute the latent vectors after some steps of some places, by the cohort alone."""
-    cohort = LinearCohort(pack(X, bias=True), HERE)
-    cohort.hold(cohort.start())
+    """Compute the latent vectors after some steps of some places, by the maps alone."""
+    maps = OwnMaps(pack(X, bias=True), HERE)
     for place, gradient in steps:
-        cohort.step(torch.tensor(place), torch.from_numpy(gradient), RATE)
-    return cohort.forward(None).numpy()
+        maps.step(torch.tensor(place), torch.from_numpy(gradient), RATE)
+    return maps.forward(None).numpy()
 
 
 def test_latents_come_in_the_order_of_the_message(context: Context):
@@ -118,7 +117,7 @@ def test_state_that_the_server_counts_on_must_be_there(
     send(client)
     send(client, EVERYBODY, GRADIENT, [1] * 4)
     with monkeypatch.context() as patch, pytest.raises(AttributeError, match="forward"):
-        patch.delattr(LinearCohort, "forward")
+        patch.delattr(OwnMaps, "forward")
         send(client)
     with pytest.raises(StateLostError):  # a message that failed half way
         send(client)
@@ -232,15 +231,14 @@ def user(count: int) -> NDArray[np.float32]:
 
 def followed(x: NDArray[np.float32], how: UserSettings) -> list[Step]:
     """Let the real client train by gradients that look like those of a run."""
-    cohort = LinearCohort(pack(torch.from_numpy(x[None]), bias=how.bias), how)
-    cohort.hold(cohort.start())
+    maps = OwnMaps(pack(torch.from_numpy(x[None]), bias=how.bias), how)
     rng, steps = np.random.default_rng(7), []
     for number in range(ROUNDS):
         rate = 0.1 * (1 - number / ROUNDS)  # as a schedule may have it
         gradient = None if number == 0 else (1e-2 * rng.normal(size=SIZE)).astype(np.float32)
         if gradient is not None:
-            cohort.step(None, torch.from_numpy(gradient[None]), rate)
-        steps.append(Step(gradient, None, cohort.forward(None).numpy()[0], rate))
+            maps.step(None, torch.from_numpy(gradient[None]), rate)
+        steps.append(Step(gradient, None, maps.forward(None).numpy()[0], rate))
     return steps
 
 

@@ -29,6 +29,11 @@ from flower_graph.secure.node_config import MALICIOUS_SERVER
 from flower_graph.secure.ring import CHECKS, Ring, SumPad, checks_of
 from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.storage.files import IN_PROCESS
+from flower_graph.strategies.nfedgnn.algorithm import (
+    UserSettings,
+    dropped,
+    shared_linear_weight,
+)
 from flower_graph.strategies.nfedgnn.client import (
     SETTINGS_KEY,
     Advance,
@@ -36,7 +41,6 @@ from flower_graph.strategies.nfedgnn.client import (
     GradientRequest,
     LatentRequest,
 )
-from flower_graph.strategies.nfedgnn.users import UserSettings, dropped, shared_linear_weight
 
 RATE, DECAY, ROUNDS = 0.05, 5e-4, 20
 LINEAR, SUMS = "weight", "train.add_up"
