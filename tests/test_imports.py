@@ -26,6 +26,7 @@ PURE = (
     "strategies/fedscem/modules.py",
     "strategies/fedscem/cohort.py",
     "flower_graph/engine/*.py",
+    "strategies/fedgls/algorithm.py",
     "strategies/fedgls/modules.py",
     "strategies/ppfl/algorithm.py",
     "strategies/ppfl/modules.py",

@@ -6,6 +6,7 @@ a pair's similarity is a product of two rows, and its gradient another.
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from flower_graph.ops.graph import (
     propagate,
     sampled_products,
 )
+from flower_graph.ops.grouped import group_sizes
 
 SIMILARITIES = ("cosine", "euclidean", "inner")
 # Numbers of a sparse matrix that are held densely at a time, and the columns it takes at least.
@@ -42,6 +44,18 @@ class SparseRows(NamedTuple):
 
 
 Rows = SparseRows | Tensor  # one vector per node
+
+
+def split_rows(e: Rows, ptr: list[int]) -> list[Rows]:
+    """Split the vectors of several clients' nodes by client; ``ptr`` has the clients' bounds."""
+    if not isinstance(e, SparseRows):
+        return [*e.split(group_sizes(ptr))]
+    starts = torch.searchsorted(e.row, torch.tensor(ptr, device=e.row.device)).tolist()
+    parts = zip(*(one.split(group_sizes(starts)) for one in e[:3]), strict=True)
+    return [
+        SparseRows(row - begin, col, value, (end - begin, e.shape[1]))
+        for (begin, end), (row, col, value) in zip(pairwise(ptr), parts, strict=True)
+    ]
 
 
 def kept_similarity(

@@ -1,4 +1,4 @@
-"""FedGLS: clients with and without edges, and its baselines."""
+"""FedGLS: clients with and without edges, and its baselines; read ``algorithm.py`` first."""
 
 from typing import TYPE_CHECKING
 

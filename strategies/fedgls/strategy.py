@@ -1,34 +1,12 @@
-"""FedGLS: federated graph learning with graphless clients.
+"""FedGLS for Flower: the messages, the clients of a SuperNode, and the strategy.
 
-Fu et al., "Federated Graph Learning with Graphless Clients", TMLR 2024. Every client has node
-features; some, the *graphless* ones, have no edges. All train a GNN ``H = GNN(X, A; theta)`` and a
-feature encoder ``Z = MLP(X; omega)`` that learns the GNN's output without edges. A graphless client
-also has a graph learner ``A^ = P(Gen(X; phi))`` and uses ``A^`` for ``A``. Theta and omega together
-carry knowledge of structure from client to client.
+The method is in ``algorithm.py``, which is to be read first. The server's half adds nothing to the
+averaging, so any Flower strategy that averages arrays can take its place:
+``FedAdam(...).start(grid, initial_arrays(settings), num_rounds=100)``.
 
-Round ``t``:
-
-1. server -> clients: ``theta``, ``omega``;
-2. graphless client: one step of phi on ``L_c``, NT-Xent between ``h_i`` and ``z_i`` of each node
-   (equations 8 and 9); phi never leaves the client. Then ``A^`` is made anew and stays for the
-   round;
-3. client, ``E`` times: theta steps on the cross-entropy of its labelled nodes (equation 10), omega
-   on ``KL(softmax(H) || softmax(Z))`` with ``H`` fixed (equation 11);
-4. client -> server: theta, omega, and its number of nodes;
-5. server: the mean weighted by nodes (equation 12), which is Flower's ``FedAvg``;
-6. server -> clients: the new means, to be measured (Flower's ``evaluate``).
-
-The server's half adds nothing to the averaging, so any Flower strategy that averages arrays can
-take its place: ``FedAdam(...).start(grid, initial_arrays(settings), num_rounds=100)``.
-
-A SuperNode with several clients trains a round's clients in one program. It answers with their mean
-weighted by nodes, and with the sum of their nodes, so the server's mean is the same as with one
-client a SuperNode. If the server has another average, the answer has a row for each client.
-
-*Baselines*, by ``strategy.name``: Fed-GNN_k (``fed-gnn-knn``; ``graph.knn_on`` chooses features or
-the hidden layer of the server's last model), Local-GNN_k (``local-gnn-knn``), Fed-GNN
-(``fed-gnn``), Fed-MLP (``fed-mlp``) and Fed-GNNMLP (``fed-gnn-mlp``) are the same program with
-other graphs. FedProto is ``fed_proto.py`` on these clients.
+A SuperNode with several clients answers with their mean weighted by nodes, and with the sum of
+their nodes, so the server's mean is the same as with one client a SuperNode. If the server has
+another average, the answer has a row for each client.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,9 +15,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
-import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, Context, MetricRecord
 from torch import Tensor, nn
 
 from flower_graph.client.learner import SharedModule
@@ -47,7 +24,13 @@ from flower_graph.client.module_client import ModuleClient
 from flower_graph.config.common import LASTS, RESET
 from flower_graph.data.graph import ClientGraph
 from flower_graph.data.partition.client_graphs import check_neighbours
-from flower_graph.engine.cohort import Cohort, GraphOnDevice, Learner, check_sizes
+from flower_graph.engine.cohort import (
+    Cohort,
+    GraphOnDevice,
+    Learner,
+    check_sizes,
+    trained_parameters,
+)
 from flower_graph.errors import ConfigError
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.dropout import DropoutMask, draw_kept
@@ -56,6 +39,13 @@ from flower_graph.ops.grouped import one_thread
 from flower_graph.rng import generator
 from flower_graph.server.averaging import ClientReply, Combined
 from flower_graph.strategies.fedgls import modules
+from flower_graph.strategies.fedgls.algorithm import (
+    LEARNER,
+    MLP,
+    SHARE,
+    mean_of_holders,
+    networks_of,
+)
 from flower_graph.strategies.fedgls.config import (
     GRAPHS,
     KNN,
@@ -103,7 +93,7 @@ class StructureMeasured(averaging.Measured, up="evaluate", kw_only=True):
 
 def shared_by(settings: StructureSettings) -> SharedModule:
     """Return the model of both halves; phi never leaves its client."""
-    local = ("*",) if settings.strategy.name == LOCAL else (f"{modules.LEARNER}-*",)
+    local = ("*",) if settings.strategy.name == LOCAL else (f"{LEARNER}-*",)
     return SharedModule(partial(modules.first_model, settings), settings.seed, local)
 
 
@@ -168,50 +158,27 @@ class StructureClient(ModuleClient):
         return self._holding(module, graph).logits()
 
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
-        """Return equations 10 and 11 of one step."""
-        model = self._holding(module, graph)
-        outputs = model.outputs(self._drops.pop(0))
-        # [k, n] each: a log-softmax over a few neighbouring numbers takes PyTorch ten times as long
-        own, *student = (one.T.contiguous().log_softmax(0) for one in outputs)
-        losses = own.gather(0, graph.y.clamp(min=0)[None])[0]
-        total = -(losses * model.train_shares).sum()
-        if student:  # the divergence's other term depends on H alone
-            total = total - (own.detach().exp() * model.shares * student[0]).sum()
-        return total
+        return self._holding(module, graph).loss(self._drops.pop(0))
 
     def begin(self, learner: Learner, server_round: int) -> None:
-        """Step phi on ``L_c``, with theta and omega as the server gave them (step 2)."""
+        """Step phi, with theta and omega as the server gave them (step 2)."""
         model, adam = self._holding(learner.module, learner.graph), learner.optimiser
-        clients, how = learner.graph.clients, self.structure
-        if how.strategy.optimiser == RESET:
-            for name, value in model.items():
-                for moment in (
-                    () if name.startswith(modules.LEARNER) else adam.state[value].values()
-                ):
+        if self.structure.strategy.optimiser == RESET:
+            for name, value in trained_parameters(model):
+                for moment in () if name.startswith(LEARNER) else adam.state[value].values():
                     moment.zero_()
-        adam.zero_grad()
-        losses = model.contrast()
-        if not losses:
-            return
-        torch.stack([*losses.values()]).sum().backward()
-        adam.lr, adam.weight_decay = how.graph.learning_rate, 0.0
-        adam.step()
-        adam.lr, adam.weight_decay = self.how.learning_rate, self.how.weight_decay
-        self._contrast |= {clients[at]: loss.detach().cpu() for at, loss in losses.items()}
+        for at, loss in model.learn(adam).items():
+            self._contrast[learner.graph.clients[at]] = loss.detach().cpu()
 
     def finish(self, learner: Learner) -> None:
-        """Say which of the two models a client has."""
-        model = self._holding(learner.module, learner.graph)
-        for part, has in ((modules.GNN, model.has_edges), (modules.MLP, ~model.has_edges)):
-            if model.kind == OWN:
-                model[f"{part}-share"].copy_(has[:, None])
+        self._holding(learner.module, learner.graph).tell_shares()
 
     # Answers
 
     def counted(self, name: str, clients: Mapping[int, int]) -> Mapping[int, int]:
-        if self.structure.graphs != OWN or name.endswith("-share"):
+        if self.structure.graphs != OWN or name.endswith(SHARE):
             return clients
-        wanted = name.startswith(modules.MLP)  # what a client lacks counts nothing in the sum
+        wanted = name.startswith(MLP)  # what a client lacks counts nothing in the sum
         return {one: w for one, w in clients.items() if self._graph_of[one].is_graphless == wanted}
 
     def measured(self, clients: Sequence[int], weight: int) -> dict[str, float]:
@@ -229,12 +196,12 @@ class StructureClient(ModuleClient):
 
     def _agreement(self, learner: Learner) -> dict[str, Tensor]:
         """Compare the made graphs with the true ones, if these are known."""
-        learned = self._holding(learner.module, learner.graph).made_edges()
+        model = self._holding(learner.module, learner.graph)
         made = [one for one in self.graphs if one.is_graphless]
         true = [one.hidden_edges for one in made if one.hidden_edges is not None]
-        if learned is None or len(true) < len(made):
+        if model.graphless is None or len(true) < len(made):
             return {}
-        ptr = np.cumsum([0, *(len(one.y) for one in made)]).tolist()
+        ptr, learned = model.graphless.data.ptr, model.made_graph(model.graphless).edges()
         edges = torch.cat([own + start for own, start in zip(true, ptr, strict=False)], 1)
         y = torch.cat([one.y for one in made])
         found = edge_agreement(learned, edges.to(self.device), y.to(self.device), ptr)
@@ -246,7 +213,7 @@ class StructureClient(ModuleClient):
     def _holding(self, module: nn.Module, graph: GraphOnDevice) -> modules.StructureModel:
         """Return a model that has the graphs of its clients."""
         assert isinstance(module, modules.StructureModel)
-        if module.batch is None:
+        if not module.is_held:
             graphs = [self._graph_of[client] for client in graph.clients]
             lone = {at: self.place(one) for at, one in enumerate(graphs) if one.is_graphless}
             module.hold(graph, lone)
@@ -261,8 +228,8 @@ class StructureClient(ModuleClient):
         """Draw the dropout of all steps, by client, network and round."""
         how, steps, drawn = self.structure.model, self.how.local_epochs, list[DropoutMask]()
         sizes = steps, how.hidden, how.input_dropout, how.dropout
-        for part in modules.networks_of(self.structure.graphs):
-            words = [(client, part == modules.MLP, server_round) for client in graph.clients]
+        for part in networks_of(self.structure.graphs):
+            words = [(client, part == MLP, server_round) for client in graph.clients]
             chances = [generator(self.shared.seed, "dropout", *one) for one in words]
             drawn.append(draw_kept(graph.x, graph.ptr, chances, *sizes))
         self._drops = [
@@ -324,13 +291,8 @@ class StructureFedAvg(ModuleFedAvg):
         arrays = super().combine(replies)
         if self.structure.graphs != OWN or not isinstance(arrays, ArrayRecord):
             return arrays
-        result = {}
-        for name, array in arrays.items():
-            values, share = array.numpy(), arrays[f"{name.partition('-')[0]}-share"].numpy()
-            if not name.endswith("-share"):  # of a model that nobody had, the last mean stays
-                values = values / share if share > 0 else self.arrays[name].numpy()
-            result[name] = Array(values.astype(np.float32))
-        return ArrayRecord(result)
+        means, last = ({n: a.numpy() for n, a in one.items()} for one in (arrays, self.arrays))
+        return mean_of_holders(means, last)
 
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
         reply = StructureMeasured.from_config(evaluated)

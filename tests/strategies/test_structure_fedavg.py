@@ -38,6 +38,7 @@ from flower_graph.outputs.build import build_module, form_of
 from flower_graph.outputs.files import SavedModels
 from flower_graph.rng import generator
 from flower_graph.strategies.fedgls import modules
+from flower_graph.strategies.fedgls.algorithm import LEARNER
 from flower_graph.strategies.fedgls.config import FEDGLS, StructureSettings
 from flower_graph.strategies.fedgls.method import METHOD
 from flower_graph.strategies.fedgls.strategy import StructureClient
@@ -91,6 +92,7 @@ def test_twenty_steps_are_those_of_the_plain_reference(method: str, deal: list[l
     assert_as_one_by_one(settings_of(method, strategy={"local_epochs": 4}), deal, rounds=5)
 
 
+RESET = (FEDGLS, "fed-gnn-knn", "fed-gnn-mlp")
 DROPOUT = {"model": {"dropout": 0.5, "input_dropout": 0.25}}
 
 
@@ -98,7 +100,7 @@ DROPOUT = {"model": {"dropout": 0.5, "input_dropout": 0.25}}
     ("method", "changes"),
     [
         *((method, DROPOUT) for method in (FEDGLS, "fed-gnn-mlp")),
-        *((method, {"strategy": {"optimiser": "reset"}}) for method in (FEDGLS, "fed-gnn-knn")),
+        *((method, {"strategy": {"optimiser": "reset"}}) for method in RESET),
         *((FEDGLS, {"graph": {"similarity": name, "layers": 1}}) for name in SIMILARITIES[1:]),
         # By distance: nodes with one number above 0 all have a cosine of 1, and rounding decides
         ("fed-gnn-knn", {"graph": {"knn_on": "encoder", "similarity": "euclidean"}}),
@@ -227,7 +229,7 @@ def test_nothing_of_the_graph_learner_leaves_its_client() -> None:
         if message.metadata.message_type != "query":  # nobody has learnt anything yet
             for one in cohort_of(context):
                 state = one.module.state_dict()
-                parts = [state[name] for name in state if name.startswith(modules.LEARNER)]
+                parts = [state[name] for name in state if name.startswith(LEARNER)]
                 learned.extend(part.clone().flatten().numpy() for part in parts)
         return reply
 
