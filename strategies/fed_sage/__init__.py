@@ -1,4 +1,4 @@
-"""LocalSage+ and FedSage+: classifiers on graphs mended by generated neighbours."""
+"""LocalSage+ and FedSage+: classifiers on mended graphs; read ``algorithm.py`` first."""
 
 from typing import TYPE_CHECKING
 

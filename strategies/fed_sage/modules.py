@@ -1,9 +1,7 @@
-"""NeighGen, the generator of missing neighbours, and a classifier on the mended graph.
+"""The networks: NeighGen, the generator of missing neighbours, and a classifier on mended graphs.
 
-Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS 2021: an
-encoder (2-layer GCN) turns a node of the impaired graph into ``z``; ``dGen``, a linear map with
-ReLU, says how many neighbours are missing; ``fGen``, an MLP on ``z`` with Gaussian noise, their
-features.
+An encoder (2-layer GCN) turns a node into ``z``; ``dGen``, a linear map with ReLU, says how many
+neighbours are missing; ``fGen``, an MLP on ``z`` with Gaussian noise, their features.
 
 **Smaller than published.** The published ``fGen`` (256, then 2,048 wide, then all features of all
 neighbours) has 15 million weights on Cora. Here it gives each neighbour a code of ``CODE``
@@ -13,31 +11,19 @@ numbers, and the neighbours share the map from codes to features: 34 thousand we
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flower_graph.engine.cohort import GraphOnDevice
-from flower_graph.ops.graph import Adjacency, csr, csr_tensor, gcn_adjacency, propagate
-from flower_graph.ops.mending import (
-    Impaired,
-    Slots,
-    impair,
-    mended_edges,
-    nearest_hidden,
-    nearest_of_each,
-    slots,
-)
+from flower_graph.ops.graph import Adjacency, gcn_adjacency, propagate
+from flower_graph.ops.mending import Slots, mended_edges, slots
 from flower_graph.outputs.build import SEED, WIDTH, built_with
 from flower_graph.rng import generator
 
 NEIGHBOURS = 5  # the most that a node is given, as published
 ENCODER_HIDDEN, LATENT = 32, 64  # published: 32, 128
 GENERATOR_HIDDEN, CODE = 64, 16
-HIDDEN_SHARE = 0.25  # of a client's nodes, while its generator learns; published: 3 to 28 %
-TABLE = 16_777_216  # numbers in the table of distances that a client fills at a time
 UNTRAINED = -1  # whose a generator is before it is trained
 
 __all__ = ["SageModel"]
@@ -202,81 +188,3 @@ def _draw(layer: nn.Module, draw: torch.Generator) -> None:
     layer.weight.copy_(drawn.T)
     if layer.bias is not None:
         layer.bias.zero_()
-
-
-# NeighGen's training ------------------------------------------------------------------------------
-
-
-class ImpairedGraph(NamedTuple):
-    """A generator's training graph: a client's graph without the nodes that it hides."""
-
-    x: Tensor  # [n, f] features of all nodes
-    impaired: Impaired
-    rest: Tensor  # [k, f] features of the nodes that are left
-    adjacency: Adjacency
-    y: Tensor  # [k] their classes
-    trains: Tensor  # [k] which of them train
-
-    @classmethod
-    def of(cls, graph: GraphOnDevice, seed: int) -> ImpairedGraph:
-        """Hide a share of a client's nodes, always the same."""
-        x, n = graph.x, len(graph.x)
-        order = torch.randperm(n, generator=generator(seed, "hidden", graph.client))
-        impaired = impair(graph.edge_index, (order < int(HIDDEN_SHARE * n)).to(x.device))
-        kept = impaired.kept
-        adjacency = gcn_adjacency(impaired.edge_index, kept.numel())
-        train = graph.masks["train"][kept]
-        return cls(x, impaired, x[kept], adjacency, graph.y[kept], train)
-
-
-def generator_loss(model: SageModel, graph: ImpairedGraph, noise: Tensor) -> Tensor:
-    """Add up the losses of number, features and classes on an impaired graph."""
-    made_by, missing, n = model.generator, graph.impaired.missing, graph.rest.shape[0]
-    z = made_by.encode(graph.rest, graph.adjacency)
-    numbers = made_by.numbers(z)
-    count, true = made_by.counts(numbers), missing.clamp(max=NEIGHBOURS)
-    slot = slots(torch.maximum(count, true))
-    made = features_of(made_by.feature_weights(), z + noise, slot)
-    is_true = slot.slot < true[slot.parent]
-    matched = Slots(slot.parent[is_true], slot.slot[is_true])
-    nearest = nearest_hidden(made[is_true], matched, graph.impaired, graph.x)
-    distance = (made[is_true] - graph.x[nearest]).square().sum()
-    parent = slot.parent.where(slot.slot < count[slot.parent], -1)
-    edges = mended_edges(graph.impaired.edge_index, n, parent)
-    mended = gcn_adjacency(edges, n + parent.numel())
-    logits = model.classify(n, torch.cat([graph.rest, made]), mended)
-    number_loss = functional.smooth_l1_loss(numbers, missing.to(numbers.dtype))
-    return number_loss + distance / n + class_loss(logits, graph.y, graph.trains)
-
-
-def class_loss(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """Average the cross-entropy over the masked nodes; zero without any."""
-    total = functional.cross_entropy(logits[mask], y[mask], reduction="sum")
-    return total / mask.sum().clamp(min=1)
-
-
-def distance_gradient(
-    generated: Tensor, author: Tensor, x: Tensor, ptr: list[int], clients: Tensor
-) -> Tensor:
-    """FedSage+'s cross-client term: compare generated neighbours with other clients' nodes."""
-    # The term is ``sum_j min_{u in V_j} ||g - x_u||^2`` over the clients ``j`` that are not the
-    # author. Its gradient is all that an author needs.
-    # generated [r, f], author [r], x [n, f], clients [c]
-    gradient = torch.empty_like(generated)
-    row, column = x.nonzero(as_tuple=True)
-    features = csr(row, column, x[row, column], *x.shape)
-    step = max(1, TABLE // max(x.shape[0], 1))
-    for first in range(0, generated.shape[0], step):
-        part = slice(first, first + step)
-        other = (clients[:, None] != author[part]).float()
-        nearest = nearest_of_each(generated[part], features, ptr)
-        # 2 (g - x_u), summed over the clients: a sparse matrix has the chosen u of every g.
-        choice = csr_tensor(
-            torch.arange(nearest.shape[1] + 1, device=x.device) * nearest.shape[0],
-            nearest.T.ravel(),
-            other.T.ravel(),
-            (nearest.shape[1], x.shape[0]),
-        )
-        chosen = (choice @ features).to_dense()
-        gradient[part] = 2 * (generated[part] * other.sum(0)[:, None] - chosen)
-    return gradient

@@ -1,27 +1,7 @@
-"""LocalSage+ and FedSage+: classifiers on graphs mended by generated neighbours.
+"""LocalSage+ and FedSage+ for Flower: messages, clients of a SuperNode, and both strategies.
 
-Zhang, Yang, Li, Sun and Yiu, "Subgraph Federated Learning with Missing Neighbor Generation",
-NeurIPS 2021; here as baselines of FedSCem, on ego-networks and with FedSCem's classifier.
-
-1. *Alone* (``train.generate``, epoch 0). Each client hides a quarter of its nodes and trains
-   NeighGen on what is left: smooth L1 on the number of hidden neighbours, the squared distance of
-   each generated neighbour to the nearest hidden one, and the classes on the mended graph.
-2. *Together* (FedSage+, epochs 1, 2, ...). Each client shows its feature generator ``fGen`` and
-   its encoded nodes, with noise. Every other client answers with the gradient, by the weights of
-   ``fGen``, of ``sum ||g - x_u||^2``, where ``x_u`` is its own node nearest to the generated ``g``
-   (``train.compare``). The author adds it to its own loss and steps ``fGen`` (``train.generate``).
-3. Every client mends its whole ego-network, once.
-4. *Rounds*, Flower's own. Each client trains the classifier on its mended ego-network and
-   measures it. FedSage+ averages the classifiers, weighted by training nodes (FedAvg); of
-   LocalSage+ nothing but measurements travels.
-
-*Where we differ.* ``fGen`` is smaller (``modules.py``). As in the paper, and unlike
-its published code, nodes are hidden among all nodes, the number and feature losses run over all
-that are left, and others compare with their nearest node, not a random one. Of a node's slots the
-losses see as many as neighbours are hidden, ``NEIGHBOURS`` at most.
-
-*Late clients.* One that comes after the first round trains its generator alone.
-*Privacy.* The server sees generators, encoded nodes with unit noise, and gradients, unmasked.
+The method is in ``algorithm.py``, which is to be read first. Step 1 is ``train.generate`` with
+epoch 0; in step 2 ``train.compare`` and ``train.generate`` alternate.
 """
 
 from __future__ import annotations
@@ -29,14 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 from flwr.app import RecordDict
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector
 
 from flower_graph.client.learner import SharedModule
 from flower_graph.client.module_client import ModuleClient
@@ -45,8 +23,8 @@ from flower_graph.engine.cohort import GraphOnDevice, Learner, epochs_of
 from flower_graph.errors import MalformedReplyError
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.grouped import one_thread
-from flower_graph.ops.mending import slots
-from flower_graph.strategies.fed_sage import modules
+from flower_graph.strategies.fed_sage import algorithm, modules
+from flower_graph.strategies.fed_sage.algorithm import ImpairedGraph, Shown
 from flower_graph.strategies.fedscem.baselines import EgoFedAvg, EgoModelClient
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.wire import codec
@@ -58,7 +36,6 @@ from flower_graph.wire.ledger import reply_bytes, setup_bytes
 LOG = logging.getLogger(__name__)
 # NeighGen's own optimiser, as published.
 PUBLISHED = {"lr": 0.001, "weight_decay": 1e-4}
-GENERATOR_EPOCHS = 20  # steps of NeighGen alone; FedSage+ takes as many together after them
 
 # Messages ----------------------------------------------------------------------------------------
 
@@ -93,6 +70,21 @@ class Generators(codec.Message, down="train.compare", up="train.generate"):
             raise MalformedReplyError(f"{ROWS}: counts for {missing.size} nodes, got {rows[:5]}...")
         if missing.size and (missing.min() < 1 or missing.max() > modules.NEIGHBOURS):
             raise MalformedReplyError(f"missing: expected 1 to {modules.NEIGHBOURS}")
+
+    @classmethod
+    def of(cls, epoch: int, client: int, shown: Shown) -> Generators:
+        missing, encoded, weights = (one.cpu().numpy() for one in shown)
+        rows = np.array([client]), np.array([len(missing)])
+        return cls(epoch, *rows, missing, encoded, weights[None])
+
+    def each(self, device: torch.device) -> list[Shown]:
+        """Return what each author shows."""
+        rows: list[int] = self.rows.tolist()
+        missing, encoded = (
+            torch.from_numpy(one).to(device) for one in (self.missing, self.encoded)
+        )
+        weights = torch.from_numpy(self.weights).to(device).unbind()
+        return [*map(Shown, missing.split(rows), encoded.split(rows), weights)]
 
     @classmethod
     def join(cls, parts: Sequence[Generators]) -> Generators:
@@ -157,7 +149,7 @@ class SageClient(EgoModelClient):
         return max(1, self.task.weight(graph))
 
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
-        return modules.class_loss(self.logits(module, graph), graph.y, graph.masks["train"])
+        return algorithm.class_loss(self.logits(module, graph), graph.y, graph.masks["train"])
 
     def prepare(self, learner: Learner) -> None:
         """Train a new client's generator; the classifier then starts again (steps 1 and 3)."""
@@ -165,7 +157,7 @@ class SageClient(EgoModelClient):
         if int(model.generator.client) == modules.UNTRAINED:
             state = model.state_dict().items()
             begun = {name: value.clone() for name, value in state if "generator" not in name}
-            self._train_alone(learner, self._impaired(learner))
+            self._train_alone(model, self._impaired(learner))
             model.load_state_dict(begun, strict=False)
 
     # Generators
@@ -176,89 +168,44 @@ class SageClient(EgoModelClient):
         with self._state.opened() as learners, one_thread(len(learners) > 1):
             shown = []
             for index, learner in enumerate(learners):
-                graph, generator = self._impaired(learner), _model(learner.module).generator
-                if int(generator.client) == modules.UNTRAINED:
-                    self._train_alone(learner, graph)
+                model, graph = _model(learner.module), self._impaired(learner)
+                if int(model.generator.client) == modules.UNTRAINED:
+                    self._train_alone(model, graph)
                 if request.gradient is not None:
-                    loss = self._generator_loss(learner, graph, "together", request.epoch)
-                    weights = generator.feature_weights()
-                    own = parameters_to_vector(torch.autograd.grad(loss, weights))
-                    # The own term is a mean over the client's nodes, the others' arrives as a sum.
-                    came = torch.from_numpy(request.gradient[index]).to(own) / len(graph.rest)
-                    mean = (own + came) / (request.others + 1)
-                    for weight, grad in zip(
-                        weights, modules.split_like(mean, weights), strict=True
-                    ):
-                        weight.grad = grad
-                    learner.optimiser.step()
-                    learner.optimiser.zero_grad()
+                    came = torch.from_numpy(request.gradient[index])
+                    how = request.others, learner.optimiser
+                    algorithm.step_together(model, graph, request.epoch, came, *how)
                 if request.share:
-                    shown.append(self._shown(learner, graph, request.epoch + 1))
+                    epoch = request.epoch + 1
+                    shown.append(
+                        Generators.of(epoch, graph.client, algorithm.show(model, graph, epoch))
+                    )
         if not request.share:
             return [], len(self.graphs), {}
         return Generators.join(shown).to_numpy(len(shown))
 
     def compare(self, parameters: Parameters, config: Config) -> Answer:
         """Compare what all clients generate with the nodes here (step 2)."""
-        shown, device = Generators.from_numpy(parameters, config), self.device
-        weights, rows = torch.from_numpy(shown.weights).to(device).requires_grad_(), shown.rows
-        encoded = torch.from_numpy(shown.encoded).to(device).split(rows.tolist())
-        missing = torch.from_numpy(shown.missing).to(device).split(rows.tolist())
-        features = [graph.x.to_dense().to(device) for graph in self.graphs]
+        came = Generators.from_numpy(parameters, config)
+        authors, clients = (
+            torch.tensor(one).to(self.device) for one in (came.clients, self._clients)
+        )
+        features = [graph.x.to_dense().to(self.device) for graph in self.graphs]
         like = _model(self.shared.make()).generator.feature_weights()
-        with one_thread(len(rows) > 1):
-            parts = [
-                modules.features_of(modules.split_like(own, like), z, slots(count))
-                for own, z, count in zip(weights.unbind(), encoded, missing, strict=True)
-            ]
-        made, sizes = torch.cat(parts), torch.tensor([len(part) for part in parts])
-        author = torch.from_numpy(shown.clients).repeat_interleave(sizes).to(device)
-        ptr, here = [0, *accumulate(map(len, features))], torch.tensor(self._clients, device=device)
-        wanted = modules.distance_gradient(made.detach(), author, torch.cat(features), ptr, here)
-        (gradient,) = torch.autograd.grad(made, weights, wanted)
-        return PeerGradients(shown.epoch, gradient.cpu().numpy()).to_numpy(len(self.graphs))
+        with one_thread(len(came.rows) > 1):
+            gradient = algorithm.compare(came.each(self.device), authors, like, features, clients)
+        return PeerGradients(came.epoch, gradient.cpu().numpy()).to_numpy(len(self.graphs))
 
-    def _train_alone(self, learner: Learner, graph: modules.ImpairedGraph) -> None:
-        model = _model(learner.module)
+    def _train_alone(self, model: modules.SageModel, graph: ImpairedGraph) -> None:
         adam = self._adam({"params": model.parameters(), **PUBLISHED})
-        model.generator.requires_grad_()
-        for epoch in range(GENERATOR_EPOCHS):
-            adam.zero_grad()
-            self._generator_loss(learner, graph, "local", epoch).backward()
-            adam.step()
-        adam.zero_grad()
-        model.freeze_encoder()
-        model.generator.client.fill_(learner.graph.client)
+        algorithm.train_alone(model, graph, adam)
 
     # Any: a group of parameters as PyTorch's optimisers take it
     def _adam(self, *groups: dict[str, Any]) -> torch.optim.Optimizer:
         return torch.optim.Adam(list(groups), fused=self.device.type == "cpu")
 
-    def _generator_loss(
-        self, learner: Learner, graph: modules.ImpairedGraph, purpose: str, epoch: int
-    ) -> Tensor:
-        model = _model(learner.module)
-        noise = model.generator.noise(learner.graph.client, purpose, epoch, graph.rest)
-        return modules.generator_loss(model, graph, noise)
-
-    @torch.no_grad()
-    def _shown(self, learner: Learner, graph: modules.ImpairedGraph, epoch: int) -> Generators:
-        model, client = _model(learner.module), learner.graph.client
-        z = model.generator.encode(graph.rest, graph.adjacency)
-        z = z + model.generator.noise(client, "together", epoch, z)
-        chosen = (graph.impaired.missing > 0).nonzero().flatten()
-        weights = parameters_to_vector(model.generator.feature_weights())
-        return Generators(
-            epoch,
-            np.array([client]),
-            np.array([chosen.numel()]),
-            graph.impaired.missing[chosen].clamp(max=modules.NEIGHBOURS).cpu().numpy(),
-            z[chosen].cpu().numpy(),
-            weights[None].cpu().numpy(),
-        )
-
-    def _impaired(self, learner: Learner) -> modules.ImpairedGraph:
-        return modules.ImpairedGraph.of(learner.graph, self.shared.seed)
+    def _impaired(self, learner: Learner) -> ImpairedGraph:
+        return ImpairedGraph.of(learner.graph, self.shared.seed)
 
 
 def _model(module: nn.Module) -> modules.SageModel:
@@ -304,7 +251,7 @@ class FedSage(LocalSage):
         send = partial(self.session.send, max_reply_bytes=most)
         first = GeneratorRequest(0, share=True).to_record()
         requests = dict.fromkeys(self.session.hosted(), first)
-        for epoch in range(1, GENERATOR_EPOCHS + 1):
+        for epoch in range(1, algorithm.GENERATOR_EPOCHS + 1):
             shown = send(requests, 0, generators, message_type="train.generate").values
             replies = dict[int, PeerGradients]()
             if shown:
@@ -314,7 +261,6 @@ class FedSage(LocalSage):
             if not replies:
                 LOG.warning("epoch %d: no generator was compared; the rounds begin", epoch)
                 return
-            total = np.sum([reply.gradient for reply in replies.values()], axis=0)
             clients = sum(shown[node].clients.size for node in replies)
             # Each generator goes to all others and comes back
             weights, others = 4 * everyone.clients.size * w, max(clients - 1, 0)
@@ -322,11 +268,12 @@ class FedSage(LocalSage):
             ledger.count("down", "generators", (weights + everyone.encoded.nbytes) * others)
             ledger.count("up", "gradients", weights * others)
             ledger.count("down", "gradients", weights)
-            ends = np.cumsum([part.clients.size for part in shown.values()])
-            share = epoch < GENERATOR_EPOCHS
+            share, nodes = epoch < algorithm.GENERATOR_EPOCHS, [*shown]
+            sizes = [shown[node].clients.size for node in nodes]
+            totals = algorithm.add_up([reply.gradient for reply in replies.values()], sizes)
             requests = {
                 # Nobody compares its own
                 node: GeneratorRequest(epoch, share, own, clients - (node in replies)).to_record()
-                for node, own in zip(shown, np.split(total, ends[:-1]), strict=True)
+                for node, own in zip(nodes, totals, strict=True)
             }
         send(requests, 0, lambda *_: None, message_type="train.generate")

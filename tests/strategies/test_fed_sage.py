@@ -18,17 +18,19 @@ from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import placed_on
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fed_sage import modules as formulas
+from flower_graph.strategies.fed_sage import algorithm
 from flower_graph.strategies.fed_sage import strategy as strategy_module
+from flower_graph.strategies.fed_sage.algorithm import (
+    ImpairedGraph,
+    distance_gradient,
+    generator_loss,
+)
 from flower_graph.strategies.fed_sage.modules import (
     CODE,
     LATENT,
     NEIGHBOURS,
     UNTRAINED,
-    ImpairedGraph,
     SageModel,
-    distance_gradient,
-    generator_loss,
     split_like,
 )
 from flower_graph.strategies.fed_sage.strategy import (
@@ -44,7 +46,7 @@ FEATURES = [f"lin{n}.{part}" for n in (1, 2, 3) for part in ("weight", "bias")] 
 @pytest.fixture(autouse=True)
 def few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let generators take three steps, alone and together."""
-    monkeypatch.setattr(strategy_module, "GENERATOR_EPOCHS", 3)
+    monkeypatch.setattr(algorithm, "GENERATOR_EPOCHS", 3)
 
 
 def networks() -> list[ClientGraph]:
@@ -155,8 +157,8 @@ def test_the_gradient_is_that_of_the_cross_client_term(monkeypatch: pytest.Monke
                 nodes = x[ptr[place] : ptr[place + 1]]
                 total = total + (row - nodes).square().sum(1).min()
     (wanted,) = torch.autograd.grad(total, made)
-    for table in (formulas.TABLE, 14):  # in one go, and two generated nodes at a time
-        monkeypatch.setattr(formulas, "TABLE", table)
+    for table in (algorithm.TABLE, 14):  # in one go, and two generated nodes at a time
+        monkeypatch.setattr(algorithm, "TABLE", table)
         found = distance_gradient(made.detach(), author, x, ptr, clients)
         torch.testing.assert_close(found, wanted)
 
