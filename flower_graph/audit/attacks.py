@@ -1,7 +1,11 @@
-"""The audit's interface to a method, a grid that records every message, and an attack's success."""
+"""The audit's interface to a method, a grid that records every message, and an attack's success.
+
+A method's audit says what a message shows of each client (``view``), and which attacks of
+``suite.py`` apply (``findings``).
+"""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -12,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError
-from flower_graph.ops.peers import cosine_similarities
 from flower_graph.rng import derive_seed
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage.reading import Tree
@@ -21,6 +24,7 @@ from flower_graph.wire.keys import CONFIG
 
 C = TypeVar("C", bound=RunConfig, contravariant=True)  # the method's schema
 NO_NOISE = "privacy.epsilon=null"
+SERVER = -1  # in the place of a client, for what is of no single client
 Floats = NDArray[np.floating]
 # Measures and what they say
 AUC, PRECISION = "AUC", "precision"
@@ -74,31 +78,14 @@ def guesses(attack: str, right: ArrayLike, chance: float, **detail: float) -> Fi
     return Finding(attack, PRECISION, float(hits.mean()), chance, hits.size, 0, detail)
 
 
-def retrieved(
-    attack: str, truth: NDArray[np.bool_], scores: Sequence[Floats], rng: np.random.Generator
-) -> Finding:
-    """Judge each case's highest scores, as many as it has true entries; ties are drawn."""
-    # truth [n, f], scores n times [f]
-    right = []
-    for hits, local in zip(truth, scores, strict=True):
-        order = rng.permutation(hits.size)
-        highest = np.argsort(-local[order], kind="stable")[: int(hits.sum())]
-        right.append(hits[order][highest])
-    counts = truth.sum(1)
-    # A case with many true entries has many guesses, of which many are right by chance.
-    chance = float((counts**2).sum() / (truth.shape[1] * counts.sum()))
-    wholly = float(np.mean([one.all() for one in right]))
-    return guesses(attack, np.concatenate(right), chance, wholly=wholly)
-
-
-# Attacks -----------------------------------------------------------------------------------------
+# Recorded messages --------------------------------------------------------------------------------
 
 
 class Exchange(NamedTuple):
     """One message and its reply."""
 
     kind: str  # Flower's message type, such as ``train`` or ``query``
-    node: int  # Id of the SuperNode
+    place: int  # of the SuperNode: its client's number, where each hosts one client
     request: RecordDict
     reply: RecordDict
 
@@ -113,16 +100,12 @@ class RecordingGrid(InProcessGrid):
         return []
 
     def _handle(self, message: Message, context: Context) -> Message:
-        reply, to = super()._handle(message, context), message.metadata
+        reply = super()._handle(message, context)
         if not reply.has_error():
-            one = Exchange(to.message_type, to.dst_node_id, message.content, reply.content)
+            place = int(context.node_config["partition-id"])
+            one = Exchange(message.metadata.message_type, place, message.content, reply.content)
             self.exchanges.append(one)
         return reply
-
-
-def of_kind(exchanges: Iterable[Exchange], kind: str) -> Iterator[Exchange]:
-    """Yield the exchanges of one message type, in order."""
-    return (one for one in exchanges if one.kind == kind)
 
 
 def config_of(content: RecordDict) -> dict[str, Any]:
@@ -138,11 +121,22 @@ def array_of(content: RecordDict, record: str, key: str) -> NDArray[Any]:
     return decode_array(f"{record}/{key}", arrays[key])
 
 
-def alike(attack: str, rows: Floats, truth: NDArray[np.bool_]) -> Finding:
-    """Guess the pairs of rows for which something holds by their cosines."""
-    # rows [n, d]; truth: of each pair, as ``np.triu_indices(n, 1)`` has them
-    pairs = np.triu_indices(len(rows), 1)
-    return ranking(attack, cosine_similarities(rows)[pairs], truth)
+class Seen(dict[str, dict[int, list[Any]]]):
+    """What the messages of a run show, by name and client, each in the order of the messages."""
+
+    # Any: an attack knows what it takes
+
+    def __init__(self, views: Iterable[Iterable[tuple[str, int, Any]]]) -> None:
+        for view in views:
+            for name, client, value in view:
+                self.setdefault(name, {}).setdefault(client, []).append(value)
+
+    def of(self, name: str, clients: int = 1) -> list[list[Any]]:
+        """Return all values of a name, client by client; ``ValueError`` for too few clients."""
+        found = self.get(name, {})
+        if len(found) < clients:
+            raise ValueError(f"{name} of {len(found)} of {clients} clients were recorded")
+        return [found[client] for client in sorted(found)]
 
 
 class Deviation:
@@ -183,9 +177,17 @@ class Audit(Generic[C]):
         """Return the lies of a deviating server about a run's hidden values, if there are any."""
         return ()
 
-    def attack(self, config: C, grid: RecordingGrid, method: Any) -> list[Finding]:
-        """Attack the recorded messages; `method`, which was run, knows its clients' data."""
+    def view(self, message: Exchange) -> Iterable[tuple[str, int, Any]]:
+        """Return what a recorded message shows: a name, the client, and a value for the suite."""
         raise NotImplementedError
+
+    def findings(self, config: C, seen: Seen, method: Any) -> list[Finding]:
+        """Run the attacks that apply; `method`, which was run, knows its clients' data."""
+        raise NotImplementedError
+
+    def attack(self, config: C, grid: RecordingGrid, method: Any) -> list[Finding]:
+        """Attack the recorded messages."""
+        return self.findings(config, Seen(map(self.view, grid.exchanges)), method)
 
 
 def audit_rng(config: RunConfig) -> np.random.Generator:

@@ -1,18 +1,17 @@
 """Attacks on small runs: those that must succeed, and those that must do no better than a guess."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from audit_helpers import audited, by_words, is_a_guess
 from federation import ALL, Setup
 
 from flower_graph.apps.cli.audit import _deviating_run
+from flower_graph.audit import suite
 from flower_graph.audit.attacks import Finding, guess_variance, guesses, ranking
 from flower_graph.method.registry import method_of
-from flower_graph.strategies.fedgls.attack import Models, attack
+from flower_graph.strategies.fedgls.attack import layers
 
 
 def test_users_words_are_found_where_nothing_protects_them(tmp_path: Path) -> None:
@@ -69,19 +68,28 @@ def test_what_an_attack_finds_and_what_hides_it(
 
 def test_a_models_bias_shows_classes_and_its_losses_training_nodes() -> None:
     rng, (classes, width, count) = np.random.default_rng(0), (3, 4, 12)
-    models, graphs = [], []
+    updates, is_member = [], np.arange(count) < 6
+    # A node that was trained on has a feature of its own that makes its class sure.
+    x = np.where(is_member[:, None], [1.0, 1.0, 0.0], np.zeros(3))
     for client in range(3):
-        train = torch.arange(count) < 6
-        # A node that was trained on has a feature of its own that makes its class sure.
-        x = torch.where(train[:, None], torch.tensor([1.0, 1.0, 0.0]), torch.zeros(3))
         weight, bias = np.zeros((width, classes)), np.zeros(classes)
         weight[:, client], bias[client] = 1.0, 0.1
-        rest = np.concatenate([np.zeros(width), weight.ravel(), bias])
-        first = np.stack([rng.normal(size=(3, width)), np.ones((3, width))])
-        models.append(Models(first[None], np.stack([0 * rest, rest])[None]))
-        graphs.append(SimpleNamespace(x=x, y=torch.full((count,), client), train_mask=train))
-    _, trains_more, trained_on = attack(models, graphs, classes)
-    assert trains_more.success == trained_on.success == 1.0
+        hidden = np.zeros(width)
+        before = [(rng.normal(size=(3, width)), hidden), (0 * weight, 0 * bias)]
+        updates.append([suite.Update(before, [(np.ones((3, width)), hidden), (weight, bias)])])
+    labels = [np.full(count, client) for client in range(3)]
+    known = [y[is_member] for y in labels]
+    assert suite.classes_from_updates("", updates, known).success == 1.0
+    assert suite.members_by_loss("", updates, [x] * 3, labels, [is_member] * 3).success == 1.0
+
+
+def test_a_model_is_split_into_its_layers() -> None:
+    """As a client flattens its parameters: the hidden bias, the last weights, the last bias."""
+    first, (width, classes) = np.zeros((5, 4)), (4, 3)
+    bias, weight, last = np.arange(width), np.arange(width * classes), np.arange(classes)
+    (one, hidden), (other, end) = layers(first, np.concatenate([bias, weight, last]))
+    assert one is first and (hidden == bias).all() and (end == last).all()
+    assert (other == weight.reshape(width, classes)).all()
 
 
 def test_findings_count_their_cases() -> None:

@@ -10,7 +10,7 @@ from flower_graph.apps.cli import audit
 from flower_graph.apps.cli import main as cli
 from flower_graph.apps.cli.audit import write_index
 from flower_graph.apps.run import client_app
-from flower_graph.audit.attacks import RecordingGrid, array_of, findings_of, of_kind, page, ranking
+from flower_graph.audit.attacks import RecordingGrid, array_of, findings_of, page, ranking
 from flower_graph.client.state import forget_run
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_named, method_of
@@ -104,8 +104,9 @@ def test_the_recording_grid_changes_nothing_and_keeps_all_messages(tmp_path: Pat
     assert losses[0] == losses[1]
     assert isinstance(grid, RecordingGrid)
     kept = [one.kind for one in grid.exchanges]
+    assert {one.place for one in grid.exchanges} == {0, 1}
     assert (kept.count("query"), kept.count("train"), kept.count("train.finish")) == (2, 6, 2)
-    last = list(of_kind(grid.exchanges, "train"))[-1]
+    last = [one for one in grid.exchanges if one.kind == "train"][-1]
     assert array_of(last.reply, "arrays", "relay").shape == (45, 8)
     with pytest.raises(ValueError, match="arrays/other"):
         array_of(last.reply, "arrays", "other")

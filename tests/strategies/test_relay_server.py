@@ -17,7 +17,7 @@ from torch.nn import functional
 from without_flower import run_without_flower
 
 from flower_graph import NodeClient, SplitGradientRelay
-from flower_graph.audit.attacks import RecordingGrid, of_kind
+from flower_graph.audit.attacks import RecordingGrid
 from flower_graph.audit.attacks import config_of as entries_of
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.common import LINKS, LinksSection
@@ -299,7 +299,7 @@ def test_train_config_travels_and_stays_the_callers() -> None:
     given = ConfigRecord({"note": "hello", "server-round": 99})
     strategy_for(data).start(grid, num_rounds=2, train_config=given)
     assert dict(given) == {"note": "hello", "server-round": 99}
-    sent = [entries_of(one.request) for one in of_kind(grid.exchanges, "train")]
+    sent = [entries_of(one.request) for one in grid.exchanges if one.kind == "train"]
     assert [(c["note"], c["server-round"]) for c in sent] == [("hello", 1), ("hello", 2)]
 
 

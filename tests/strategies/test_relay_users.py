@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from relay_helpers import run, same_run, same_weights
 from torch import Tensor
 
+from flower_graph.audit.suite import Layer, Step, course, equations, from_sequence
 from flower_graph.client.state import forget_run
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.ops.active_rows import pack
 from flower_graph.storage import checkpoint, row_file
 from flower_graph.storage.files import IN_PROCESS
-from flower_graph.strategies.nfedgnn import attack
 from flower_graph.strategies.nfedgnn.algorithm import OwnMaps, UserSettings, shared_linear_weight
-from flower_graph.strategies.nfedgnn.attack import Step
 from flower_graph.strategies.nfedgnn.client import EnrolmentRequest, NodeClient, RelayRequest
 
 RATE = 0.1
@@ -219,8 +218,9 @@ FEATURES, SIZE, ROUNDS = 60, 8, 12
 HOW = UserSettings(SIZE, True, 5e-4, 3, "holders")
 
 
-def start_of(how: UserSettings) -> NDArray[np.float64]:
-    return shared_linear_weight(FEATURES, how).numpy().astype(float)
+def layer_of(how: UserSettings) -> Layer:
+    start = shared_linear_weight(FEATURES, how).numpy().astype(float)
+    return Layer(start, how.bias, how.weight_decay)
 
 
 def user(count: int) -> NDArray[np.float32]:
@@ -246,11 +246,12 @@ def followed(x: NDArray[np.float32], how: UserSettings) -> list[Step]:
 @pytest.mark.parametrize("count", [1, 3, 5])
 def test_few_words_are_found_exactly_and_so_is_their_value(count: int, bias: bool) -> None:
     how, x = HOW._replace(bias=bias), user(count)
+    layer = layer_of(how)
     steps, candidates = followed(x, how), [1 / number for number in range(1, 11)]
-    rows = attack.course(start_of(how), 1 / count, how, steps)
-    matrix, target = attack.equations(rows, np.stack([s.latent for s in steps]), FEATURES)
+    rows = course(layer, 1 / count, steps)
+    matrix, target = equations(layer, rows, np.stack([s.latent for s in steps]))
     np.testing.assert_allclose(matrix @ x, target, atol=1e-6)
-    scores, value = attack.from_sequence(start_of(how), how, steps, candidates)
+    scores, value = from_sequence(layer, steps, candidates)
     assert value == pytest.approx(1 / count)
     assert set(np.argsort(-scores)[:count]) == set(np.flatnonzero(x))
 
@@ -259,5 +260,10 @@ def test_averaged_weights_are_taken_over() -> None:
     average = np.full((FEATURES + 1, SIZE), np.nan)
     average[2] = 0.5
     steps = [Step(None, None, np.zeros(SIZE)), Step(None, average, np.zeros(SIZE))]
-    rows = attack.course(start_of(HOW), 1.0, HOW, steps)
+    rows = course(layer_of(HOW), 1.0, steps)
     assert (rows[1, 2] == 0.5).all() and (rows[1, [3, -1]] == rows[0, [3, -1]]).all()
+    # The mean of one round is taken over once, however often it comes
+    gradient, again = np.ones(SIZE, np.float32), Step(None, average, np.zeros(SIZE))
+    moved = Step(gradient, None, np.zeros(SIZE), 0.1)
+    rows = course(layer_of(HOW), 1.0, [*steps, moved, again, again._replace(average_round=2)])
+    assert (rows[3] == rows[2]).all() and (rows[2, 2] != 0.5).all() and (rows[4, 2] == 0.5).all()
