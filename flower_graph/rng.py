@@ -20,9 +20,9 @@ def derive_seed(seed: int, *labels: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def generator(seed: int, *labels: str | int) -> torch.Generator:
-    """Make a CPU generator for one purpose; arguments as in ``derive_seed``."""
-    return torch.Generator().manual_seed(derive_seed(seed, *labels))
+def generator(seed: int, *labels: str | int, device: torch.device | str = "cpu") -> torch.Generator:
+    """Make a generator for one purpose; ``seed`` and labels as in ``derive_seed``."""
+    return torch.Generator(device).manual_seed(derive_seed(seed, *labels))
 
 
 @contextmanager

@@ -46,7 +46,7 @@ from flower_graph.ops.grouped import one_thread
 from flower_graph.outputs.build import form_of
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import SavedModels, Snapshot
-from flower_graph.rng import derive_seed, seeded
+from flower_graph.rng import generator, seeded
 from flower_graph.wire import averaging
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
 from flower_graph.wire.codec import Resume
@@ -358,9 +358,8 @@ class ModuleClient(NumPyClient):
             with seeded(self.device, *words, graph.client, server_round):
                 yield
             return
-        streams = [torch.Generator(self.device) for _ in graph.clients]
-        for stream, client in zip(streams, graph.clients, strict=True):
-            stream.manual_seed(derive_seed(*words, client, server_round))
+        each = [(*words, client, server_round) for client in graph.clients]
+        streams = [generator(*labels, device=self.device) for labels in each]
         with ClientDropout(graph.layout, streams), drawing_nothing():
             yield
 

@@ -10,11 +10,12 @@ Iteration ``t`` (Algorithms 1 and 2), one exchange:
 
 1. server -> client ``i``: ``X'_i``, means for its public nodes; nothing in the first iteration;
 2. client: takes ``X'_i`` (DeepWalk: they replace its vectors; GAT: its hidden layer is pulled
-   towards them, equation 9), trains on its own graph, and embeds it;
+   towards them, equation 9), trains on its own graph, and embeds it (``train_and_embed``);
 3. client -> server: ``X_i``, the embeddings of its public nodes, and its measurements;
 4. server: for each ordered pair ``W_ji``, the orthogonal matrix with the least
    ``||X_j W_ji - X_i||_F``, from the SVD of ``X_j^T X_i`` (equation 4);
-5. server: ``X'_i = 1/m (X_i + sum_{j != i} X_j W_ji)``, by node, over the clients that hold it.
+5. server: ``X'_i = 1/m (X_i + sum_{j != i} X_j W_ji)``, by node, over the clients that hold it
+   (4 and 5: ``Overlap.means``).
 
 With ``alignment="consensus"`` steps 4 and 5 rotate all clients into one common space and back:
 ``m`` alignments instead of ``m (m - 1)``. The consensus needs only the sum of the rotated
@@ -22,11 +23,13 @@ embeddings. So with ``alignment="secure"`` each client rotates its own embedding
 sum of ``flower_graph.secure`` adds them up. The server learns this sum, and nothing else of the
 embeddings; ``W_i`` never leaves client ``i``. Iteration ``t``, two exchanges:
 
-1. server -> client ``i``: ``R``, the common mean of the last iteration, for its public nodes;
-2. client: ``X'_i = R W_i^T``, trains with it as above, and embeds its graph;
+1. server -> client ``i``: ``R``, the common mean of the last iteration, for its public nodes
+   (``CommonMean.of``);
+2. client: ``X'_i = R W_i^T`` (``rotated_back``), trains with it as above, and embeds its graph;
 3. client: ``W_i``, the orthogonal matrix with the least ``||X_i W_i - R||_F`` (equation 4);
-4. client -> server: ``X_i W_i``, masked;
-5. server: adds up, and in the second exchange takes the masks off; ``R`` = sum / holders, by node.
+4. client -> server: ``X_i W_i`` (3 and 4: ``rotated``), masked;
+5. server: adds up, and in the second exchange takes the masks off; ``R`` = sum / holders, by node
+   (``CommonMean.take``).
 
 The plain form repeats steps 3 and 5 until ``R`` stands still. Here each iteration does them once
 and starts from the last ``R``. The server never asks for a second sum of the same embeddings: with

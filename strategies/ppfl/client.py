@@ -547,27 +547,31 @@ class PublicNodeClient(NumPyClient):
             client: (self.members[client].rows, means)
             for client, means in zip(request.clients, targets, strict=True)
         }
-        learnt = train_and_embed(held.models, asked, request.server_round)
-        numbers = [one.loss for one in learnt.values()], [one.apart for one in learnt.values()]
-        reply, parts = PublicReply(request, [], *numbers), dict[int, FloatArray | None]()
-        judged, counts = dict[int, Mapping[str, float]](), []
+        number = request.server_round
+        learnt = train_and_embed(held.models, asked, number)
+        left_out = {
+            client: UNUSABLE
+            for client, one in learnt.items()
+            if not np.isfinite(one.embeddings).all() or np.abs(one.public).max() > MAX_NUMBER
+        }
+        judged = dict[int, Mapping[str, float]]()
         for client, one in learnt.items():
-            parts[client], judged[client] = None, {}
-            is_finite = np.isfinite(one.embeddings).all()
-            if not is_finite or np.abs(one.public).max() > MAX_NUMBER:
-                reply.left_out[client] = UNUSABLE
-                continue
-            parts[client], judge = one.public, self.members[client].judge
-            if judge is not None:
-                when = request.server_round, request.is_last
-                judged[client] = judge(one.embeddings, *when)
-            if client in self._judges:
-                counts.append(self._judges[client].counts)
-        reply.marks, every = joined([*parts.values()], request.nodes, self.dimension)
-        reply.rows = every if request.wants_embeddings else None
+            judge = None if client in left_out else self.members[client].judge
+            judged[client] = {} if judge is None else judge(one.embeddings, number, request.is_last)
+        parts = [None if client in left_out else one.public for client, one in learnt.items()]
+        marks, rows = joined(parts, request.nodes, self.dimension)
         names = dict.fromkeys(name for one in judged.values() for name in one)
-        reply.judged = {n: [one.get(n, math.nan) for one in judged.values()] for n in names}
-        reply.counts = added(counts) if request.counting else None
+        counting = self._judges.keys() & learnt.keys() - left_out.keys()
+        reply = PublicReply(
+            request,
+            marks,
+            [one.loss for one in learnt.values()],
+            [one.apart for one in learnt.values()],
+            rows if request.wants_embeddings else None,
+            {name: [one.get(name, math.nan) for one in judged.values()] for name in names},
+            left_out,
+            counts=added(self._judges[c].counts for c in counting) if request.counting else None,
+        )
         self.outputs.measured(
             request.server_round,
             request.clients,
@@ -656,15 +660,12 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
                 for client, mean in zip(request.clients, request.means, strict=True)
             ]
             reply = self.trained(held, request, targets)
+            rotations, vectors = rotate(request, order, reply, self._rows_in(request, config))
+            figures = {} if self.trust is None else hide_figures(reply, ring.limit)
             counts, reply.counts = reply.counts, None
             # Counts are in the sum with the first client's rows; a node is one step of the ring
-            step = 2.0**-ring.fraction_bits
-            flat = np.zeros(0) if counts is None else counts.flat().numpy() * step
-            hidden = 0 if self.trust is None else 2 * len(MEASURED)
-            rows = int(config["mask-length"]) - flat.size - hidden
-            rotations, vectors = rotate(request, order, reply, rows)
-            figures = hide_figures(reply, ring.limit) if hidden else {}
-            first, none = min(vectors, default=-1), np.zeros(0)
+            step, first, none = 2.0**-ring.fraction_bits, min(vectors, default=-1), np.zeros(0)
+            flat = none if counts is None else counts.flat().numpy() * step
             vectors = {
                 c: np.concatenate([vector, figures.get(c, none), flat * (c == first)])
                 for c, vector in vectors.items()
@@ -703,15 +704,19 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             if not np.array_equal(slots, find_slots(ids, nodes)):
                 raise RefusedError("the server orders public nodes otherwise than their holders")
             claims.check_mean(mean, slots)
-        classes = next((one.num_classes for one in self._judges.values()), 0)
-        size = counts_size(classes, request.counting)
-        if config["mask-length"] != nodes.size * request.dimension + 2 * len(MEASURED) + size:
+        if self._rows_in(request, config) != nodes.size * request.dimension:
             raise RefusedError("the sum has another length than the nodes that are in it")
         self._check_run(request.run, not request.saves)
         # Of the method's run, which may go on in another run of Flower's
         journal = replace(self.trust.journal, run=self._run().encode())
         journal.contribute(request.server_round, ROUNDS)
         return order.meaning(nodes, claims.means, request)
+
+    def _rows_in(self, request: PublicRequest, config: Config) -> int:
+        """Return how many numbers of a vector are rows; measurements and counts follow them."""
+        classes = next((one.num_classes for one in self._judges.values()), 0)
+        others = vector_parts(0, self.trust is not None, classes, request.counting)
+        return int(config["mask-length"]) - sum(others)
 
     def _check_run(self, run: str, may_differ: bool) -> None:
         if not may_differ and run != self._run():
@@ -720,6 +725,14 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
     def _run(self) -> str:
         record = self.context.state.config_records.get(RUN, ConfigRecord())
         return str(record.get(RUN, ""))
+
+
+def vector_parts(
+    rows: int, hides_figures: bool, classes: int, counting: str
+) -> tuple[int, int, int]:
+    """Return how many numbers each part of a vector has: rows, measurements, counts."""
+    # Of measurements, which are in it where the server is not trusted, each has a 1 if it exists
+    return rows, 2 * len(MEASURED) * hides_figures, counts_size(classes, counting)
 
 
 def rotate(

@@ -40,6 +40,7 @@ from flower_graph.strategies.ppfl.client import (
     EmbeddingClient,
     PublicNodeClient,
     SecureConsensusClient,
+    public_rows,
 )
 from flower_graph.strategies.ppfl.config import (
     APP,
@@ -336,8 +337,7 @@ def join_graph(run: FinishedRun, graph: NewGraph, client: int | None = None) -> 
         raise OutputError("no judged node of the client has a label, from which classes are learnt")
     from sklearn.calibration import CalibratedClassifierCV
 
-    order = np.argsort(placed.node)
-    rows = order[np.searchsorted(placed.node, found.node, sorter=order)]
+    rows = public_rows(placed.node, found.node)
     svc = CalibratedClassifierCV(untrained(SVC), ensemble=False, cv=config.judge.folds)
     svc.fit(placed.embeddings[rows].astype(np.float64), found.label)
     probability = torch.zeros(n, classes)

@@ -191,10 +191,10 @@ class GATCohort(Cohort):
         """Train clients for a round; return the cross-entropy before the last step of each."""
         with self.learners([*asked]) as (group,):
             graph, (module, batch) = group.graph, self._ready(group)
-            streams = [torch.Generator(graph.y.device) for _ in asked if self.settings.dropout]
-            for client, stream in zip(asked, streams, strict=False):
-                stream.manual_seed(derive_seed(self._seed, "gat-dropout", client, server_round))
-            batch = batch._replace(rate=self.settings.dropout, streams=streams)
+            if rate := self.settings.dropout:
+                labels = [("gat-dropout", client, server_round) for client in asked]
+                streams = [generator(self._seed, *one, device=graph.y.device) for one in labels]
+                batch = batch._replace(rate=rate, streams=streams)
             train = graph.masks["train"].nonzero()[:, 0]
             y, parts = graph.y[train], _parts(graph, train)
             rows, targets = _pulled(graph, asked if self.settings.beta else {})

@@ -54,6 +54,7 @@ from flower_graph.strategies.ppfl.client import (
     digests_of,
     fewest_parties,
     joined,
+    vector_parts,
 )
 from flower_graph.strategies.ppfl.config import StrategyConfig
 from flower_graph.wire import keys
@@ -364,7 +365,7 @@ class SecureConsensus(ProcrustesAlignment):
         self.dropout, self.mean = dropout, CommonMean()
         self._parties: PartySums | None = None
         self.contributors: list[int] = []  # to the last sum
-        self._parts = 0, 0, 0  # numbers of a sum: rows, measurements, counts
+        self._parts = 0, 0, 0  # of a vector, as ``vector_parts`` returns them
         self._layout = b""  # their meaning
         self.found: Added  # the last sum
         super().__init__(settings, **given)
@@ -392,12 +393,11 @@ class SecureConsensus(ProcrustesAlignment):
         everyone = (client for local in there.values() for client in local)
         mean.choose(nodes, {client: known.ids[client] for client in everyone}, known.form)
         order = SumOrder(NOT_TOLD[0], self.session.seed, mean.made >= LEARNT_FROM)
-        told, shown, measured = NOT_TOLD, {}, 0
+        told, shown = NOT_TOLD, {}
         if claims is not None:
             claims.means = digests_of(mean.rows) if mean.made else claims.means
             told, shown = (nodes, claims.means), claims.to_config()
-            measured = 2 * len(MEASURED)
-        self._parts = mean.rows.size, measured, counts_size(*self.counted)
+        self._parts = vector_parts(mean.rows.size, claims is not None, *self.counted)
         requests = {n: self.request(server_round, local, local) for n, local in there.items()}
         self._layout = order.meaning(*told, next(iter(requests.values())))
         slots = {n: np.concatenate([mean.slots[c] for c in local]) for n, local in there.items()}
