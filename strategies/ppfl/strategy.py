@@ -5,21 +5,17 @@ Its clients answer as ``PublicNodeClient`` and ``SecureConsensusClient`` of ``cl
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import RecordDict
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flower_graph.config.rules import choice
-from flower_graph.ops.procrustes import alignment_precision, orthogonal_procrustes
 from flower_graph.records.participation import NOT_READY, Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
@@ -57,14 +53,13 @@ from flower_graph.strategies.ppfl.client import (
     vector_parts,
 )
 from flower_graph.strategies.ppfl.config import StrategyConfig
+from flower_graph.strategies.ppfl.evaluation import mean_of, measure_alignment
 from flower_graph.wire import keys
 from flower_graph.wire.codec import Resume
 from flower_graph.wire.counts import added, as_counts, counts_size
 from flower_graph.wire.exchange import Rejected, Replies
 from flower_graph.wire.ledger import reply_bytes
 
-MEASURED_PAIRS = 12  # ordered pairs whose alignment is measured in a round: all, up to 4 clients
-TRIED_PAIRS = 1000  # of these some may share no node; all, up to 32 clients
 DISAGREEMENT = "disagreement"
 # What a checkpoint has of the clients
 SAVED = ("embeddings", "targets", "ids", "form", "begun", "measured")
@@ -304,38 +299,7 @@ def means_of(measured: ByClient) -> dict[str, float]:
     return {name: mean_of(by[client] for client in sorted(by)) for name, by in measured.items()}
 
 
-def mean_of(values: Iterable[float]) -> float:
-    """Return the mean of all numbers that are not NaN; NaN without any."""
-    finite = [value for value in values if math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else math.nan
-
-
-def measure_alignment(x: Tensor, held: Tensor, rng: torch.Generator) -> dict[str, float]:
-    """Return how often aligned embeddings of the same node are near (Figures 3 to 6)."""
-    # x, held [m, u, d]
-    result: list[Mapping[int, float]] = []
-    for source, target in islice(draw_pairs(x.shape[0], rng), TRIED_PAIRS):
-        common = held[source] & held[target]
-        if not common.any():
-            continue
-        a, b = x[source, common], x[target, common]
-        result.append(alignment_precision(a, b, orthogonal_procrustes(a, b)))
-        if len(result) == MEASURED_PAIRS:
-            break
-    return {
-        name: mean_of([one[k] for one in result]) for name, k in config.PRECISIONS.items() if result
-    }
-
-
-def draw_pairs(count: int, rng: torch.Generator) -> Iterator[tuple[int, int]]:
-    """Draw the ordered pairs of different numbers below ``count``, each once, one at a time."""
-    # Thousands of clients have more pairs than fit into memory.
-    for distance in (1 + torch.randperm(max(count - 1, 0), generator=rng)).tolist():
-        for source in torch.randperm(count, generator=rng).tolist():
-            yield source, (source + distance) % count
-
-
-# The mean of a secure sum -------------------------------------------------------------------------
+# The secure form --------------------------------------------------------------------------------
 
 
 class SecureConsensus(ProcrustesAlignment):

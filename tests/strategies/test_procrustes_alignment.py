@@ -31,11 +31,10 @@ from flower_graph.strategies.ppfl.client import (
     joined,
     public_rows,
 )
+from flower_graph.strategies.ppfl.evaluation import draw_pairs, measure_alignment
 from flower_graph.strategies.ppfl.strategy import (
     LocalEmbedding,
     ProcrustesAlignment,
-    draw_pairs,
-    measure_alignment,
 )
 
 
