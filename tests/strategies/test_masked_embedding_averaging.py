@@ -19,7 +19,7 @@ from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 @pytest.mark.parametrize(
     ("alignment", "aggregation", "variant", "sharing", "changes"),
     [
-        ("psi", "masked", "full", "none", {}),
+        ("psi", "masked", "full", "none", {"local_epochs": 4}),  # 24 steps
         ("psi", "masked", "full", "fedavg", {}),
         ("plain", "plain", "minus", "none", {"local_epochs": 2}),
         ("plain", "plain", "iter", "fedprox", {"proximal": 0.5, "local_epochs": 2}),
@@ -35,7 +35,7 @@ def test_equals_dense_clients(
     slow = plain.run(egos, 3, variant, sharing, start_of(), settings)
     for place, client in enumerate(slow):
         found = fast.last[egos[place].client]
-        torch.testing.assert_close(found, client.weights(), atol=2e-5, rtol=0)
+        torch.testing.assert_close(found, client.weights(), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
