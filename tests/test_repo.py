@@ -1,10 +1,8 @@
 """What holds for the files of the repository as a whole, and for the versions that it pins."""
 
-import ast
 import re
 import shlex
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -62,38 +60,6 @@ def test_every_package_is_listed_for_the_wheel() -> None:
     names = {n if n.split(".")[0] == "flower_graph" else f"flower_graph.{n}" for n in found}
     # The pages, whose folder is no package in a checkout
     assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == names | {"flower_graph.docs"}
-
-
-def test_dependencies_are_what_the_code_imports() -> None:
-    declared = PYPROJECT["project"]["dependencies"]
-    extras = PYPROJECT["project"]["optional-dependencies"]
-    for name in ("completion", "deepwalk", "metis", "ogb", "mlflow", "optuna", "wandb"):
-        declared += extras[name]
-    names = {re.split(r"[\[<>=~! ]", one)[0].lower().replace("-", "_") for one in declared}
-    modules = {
-        "nacl": "pynacl",
-        "sklearn": "scikit_learn",
-        "yaml": "pyyaml",
-        "mlflow": "mlflow_skinny",
-    }
-    imported: set[str] = set()
-    for folder in ("flower_graph", "strategies", "apps"):
-        for path in (ROOT / folder).rglob("*.py"):
-            imported |= _third_party(path)
-    unseen = {"scipy"}  # PyG needs it to read Planetoid's files, and does not ask for it
-    brought = {"ray"}  # by flwr[simulation], which names the version that it works with
-    assert {modules.get(name, name) for name in imported - brought} | unseen == names
-
-
-def _third_party(path: Path) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names.add(str(node.module).split(".")[0])
-    own = {*sys.stdlib_module_names, "flower_graph", "_typeshed"}  # the last is for mypy alone
-    return names - own
 
 
 def test_launcher_sets_the_run_config_that_the_root_app_declares(
