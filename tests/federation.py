@@ -38,6 +38,8 @@ from runs import METHODS as FROZEN
 # (partition, round, message type) -> word; see Federation
 Faults = Callable[[int, int, str], str]
 Word = str | Callable[[RecordDict], None]
+# What a server that lies sends in the place of messages; an honest one sends them as they are
+Tells = Callable[["Federation", list[Message]], Iterable[Message]]
 NAMES = {"nfedgnn": "nFedGNN", "fedscem": "FedSCem", "fedgls": "FedGLS", "ppfl": "PPFL-GNN"}
 
 
@@ -267,6 +269,10 @@ def good(partition: int, server_round: int, message_type: str) -> str:
     return "good"
 
 
+def honest(grid: Federation, sent: list[Message]) -> list[Message]:
+    return sent
+
+
 def at(word: str, rounds: Container[int] | None = None, kind: str = "") -> Faults:
     """Let the second client's messages go wrong: in some rounds or all, of one type or all."""
 
@@ -278,7 +284,10 @@ def at(word: str, rounds: Container[int] | None = None, kind: str = "") -> Fault
 
 
 class Federation(InProcessGrid):
-    """Does to each message what a word for (partition, round, message type) says.
+    """Does to each message what a word for (partition, round, message type) says: clients go wrong.
+
+    ``tells`` gives what is delivered in the place of some messages: the server lies. It may change
+    them, or add some, whose replies the server does not get.
 
     ``silent``: it never reaches the client. ``error``: the client fails. ``lost``: the client does
     its work and the reply never arrives. ``late``: the reply comes in the next exchange. ``empty``:
@@ -298,6 +307,7 @@ class Federation(InProcessGrid):
         num_supernodes: int,
         state_dir: Path | str | None = None,
         faults: Faults = good,
+        tells: Tells = honest,
         kill_after: Iterable[float] = (),
         restarts: Mapping[int, Iterable[int]] | None = None,
         final: str = "train",
@@ -309,7 +319,7 @@ class Federation(InProcessGrid):
         for context in self.contexts.values():
             if context.node_config["state-dir"] == IN_PROCESS:
                 context.node_config["state-dir"] = "" if state_dir is None else str(state_dir)
-        self.faults, self.final, self.new_id = faults, final, new_id
+        self.faults, self.tells, self.final, self.new_id = faults, tells, final, new_id
         self.killed = self.restarted = self.done = 0
         self.kinds: set[str] = set()  # types of messages that were sent
         self.exchanged: list[tuple[Message, Message]] = []  # what clients were sent and answered
@@ -332,11 +342,13 @@ class Federation(InProcessGrid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         self._replies.update(self._late)
         self._late, ids, kind = {}, [], ""
-        for message in messages:
+        sent = list(messages)
+        for message in self.tells(self, sent):
             kind = message.metadata.message_type
             server_round = round_of(message)
             self._round = max(self._round, server_round)
-            ids.append(self._deliver(message, self.word_of(message, server_round)))
+            number = self._deliver(message, self.word_of(message, server_round))
+            ids += [number] if any(message is one for one in sent) else []
         self.kinds.add(kind)
         self._is_trained |= kind == "train"
         if kind == self.final and self._is_trained:

@@ -1,7 +1,6 @@
 """Which round a run ends with, and which one it keeps: every method, whole and resumed."""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -69,24 +68,18 @@ def test_the_best_round_is_kept_whole_and_resumed(name: str, tmp_path: Path) -> 
     assert_same(whole, setup.run(tmp_path / "out", *every, resume=True))
 
 
-class Forgetful(Federation):
-    """Has another process of the SuperNode asked for what it keeps than the one that trained."""
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        pushed = list(messages)
-        for message in pushed:
-            if message.metadata.message_type == "query.keep":
-                vars(self.contexts[message.metadata.dst_node_id]).pop("live", None)
-        return super().push_messages(pushed)
+def to_another_process(grid: Federation, sent: list[Message]) -> list[Message]:
+    """Have another process of the SuperNode asked for what it keeps than the one that trained."""
+    for message in sent:
+        if message.metadata.message_type == "query.keep":
+            vars(grid.contexts[message.metadata.dst_node_id]).pop("live", None)
+    return sent
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_another_process_may_be_asked(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_process_may_be_asked(name: str, tmp_path: Path) -> None:
     whole = ALL[name].whole(*BEST)
-    monkeypatch.setattr("federation.Federation", Forgetful)
-    assert_same(whole, ALL[name].run(tmp_path / "out", *BEST))
+    assert_same(whole, ALL[name].run(tmp_path / "out", *BEST, tells=to_another_process))
 
 
 @pytest.mark.parametrize("name", ONE_FAST)

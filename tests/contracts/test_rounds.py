@@ -125,6 +125,18 @@ def test_a_newcomer_takes_part_from_then_on(name: str, tmp_path: Path) -> None:
     assert counts[0] < counts[-1] == clients_of(setup)
 
 
+@pytest.mark.parametrize("name", EACH)
+def test_one_that_leaves_is_named_and_the_others_go_on(name: str, tmp_path: Path) -> None:
+    setup, leaves = METHODS[name], at("gone", range(3, 99), "connect")
+    run = ("rounds=5", "strategy.timeout=0.1")
+    done = checked(setup.run(tmp_path, *run, faults=leaves), clients_of(setup))
+    assert not any(report.rejected or report.skipped for report in done.reports)
+    first, *_, last = done.who
+    assert not last.failed and set(last.left_out.values()) == {"not connected"}
+    assert last.answered and first.answered == last.answered | last.left_out.keys()
+    assert math.isfinite(done.reports[-1].loss)
+
+
 ROUNDS, BAD = 6, 3
 RUN = (f"rounds={ROUNDS}", "strategy.timeout=0.1")
 

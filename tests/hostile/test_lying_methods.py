@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -140,28 +139,26 @@ def changed(words: np.ndarray, every: int) -> Iterator[np.ndarray]:
             yield result
 
 
-class Changes(Federation):
+class Changes:
     """Gives one SuperNode the first relayed sum with a word changed, as often as there are ways."""
 
-    def __init__(self, app: Any, every: int, **grid: Any) -> None:
-        super().__init__(app, **grid)
+    def __init__(self, every: int) -> None:
         self.every, self.said = every, list[bytes]()  # what is said to each change
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+    def __call__(self, grid: Federation, sent: list[Message]) -> list[Message]:
         """Try all changes, and then what was sent, which comes too late; then go on as before."""
-        sent = list(messages)
         for message in sent:
-            context = self.contexts[message.metadata.dst_node_id]
+            context = grid.contexts[message.metadata.dst_node_id]
             found = RELAYED & message.content.array_records.keys()
             if found and context.node_config["partition-id"] == 1 and not self.said:
                 journal = trust_of(context).journal.path
                 before = journal.read_bytes()
                 for content in self._changed(message.content, *found):
                     journal.write_bytes(before)  # so that each is a first trial
-                    self._note(like(message, content), context)
-                self._note(message, context)
+                    self._note(grid, like(message, content), context)
+                self._note(grid, message, context)
                 journal.write_bytes(before)
-        return super().push_messages(sent)
+        return sent
 
     def _changed(self, content: RecordDict, record: str) -> Iterator[Mapping[str, Any]]:
         """Change each word of the sum, and of its checks, in each way."""
@@ -174,8 +171,8 @@ class Changes(Federation):
             for words in changed(np.frombuffer(checks, "<u8"), self.every):  # type: ignore[arg-type]
                 yield {CONFIG: ConfigRecord({**config, "sums-checks": words.tobytes()})}
 
-    def _note(self, message: Message, context: Context) -> None:
-        reply = self._handle(message, context)
+    def _note(self, grid: Federation, message: Message, context: Context) -> None:
+        reply = grid._handle(message, context)
         words = reply.error.reason if reply.has_error() else "it is answered"
         self.said.append(re.sub(rb" [(].*[)]$", b"", words.encode()))  # the line of a simulation
 
@@ -185,18 +182,18 @@ def said_by_users(kind: int, every: int) -> list[bytes]:
     data = rich_graph()
     if kind:
         data.x[-1] = -3 * data.x[-1] + 1
-    grid = partial(Changes, every=max(1, every // 150))  # of few words
+    changes = Changes(max(1, every // 150))  # of few words
     how = {"is_masked": True, "distrusts": True, "rounds": 3}
-    run: Any = test_summed.Summed(data, grid=grid, supernodes=5, **how)  # type: ignore[arg-type]
+    run: Any = test_summed.Summed(data, tells=changes, supernodes=5, **how)  # type: ignore[arg-type]
     assert len(run.reports) == 3 and not any(report.skipped for report in run.reports)
-    assert set(run.grid.said) == {f"RefusedError: {CHANGED_SUM}".encode()}
-    return list(run.grid.said)
+    assert set(changes.said) == {f"RefusedError: {CHANGED_SUM}".encode()}
+    return changes.said
 
 
 class Egos(Changes):
     """FedSCem's clients answer with masked words: noted is what they make of a sum."""
 
-    def _note(self, message: Message, context: Context) -> None:
+    def _note(self, grid: Federation, message: Message, context: Context) -> None:
         fuse = EgoNetworkClient._fuse
 
         def noted(client: Any, cohort: Any, group: Any, *given: Any) -> Any:
@@ -206,17 +203,18 @@ class Egos(Changes):
             raise RefusedError("it is known")  # so that nothing of it is kept
 
         with patch.object(EgoNetworkClient, "_fuse", noted):
-            assert self._handle(message, context).has_error()
+            assert grid._handle(message, context).has_error()
 
 
 def said_by_egos(every: int, folder: Path) -> list[bytes]:
-    how = {"node_config": write_keys(COUNT, folder, each=1), "state_dir": IN_PROCESS}
-    grid = Egos(app_of("fedscem"), every, num_supernodes=COUNT, **how)
+    egos, how = Egos(every), {"node_config": write_keys(COUNT, folder, each=1)}
+    how |= {"num_supernodes": COUNT, "state_dir": IN_PROCESS, "tells": egos}  # type: ignore[dict-item]
+    grid = Federation(app_of("fedscem"), **how)  # type: ignore[arg-type]
     try:
         server_of("fedscem", folder).start(grid, num_rounds=2, timeout=5.0)
     finally:
         forget_run(grid.run.run_id)
-    return grid.said
+    return egos.said
 
 
 WHOLE = pytest.param(1, marks=pytest.mark.release)

@@ -1,6 +1,6 @@
 """A method's requests told otherwise, or an alignment's, or a sum's: what the server then has.
 
-A grid tells one entry of the requests otherwise, to one SuperNode or to all. Each run notes what
+One entry of the requests is told otherwise, to one SuperNode or to all. Each run notes what
 every SuperNode put under masks. A sum that the server can read is then that of its contributors,
 who all meant the same one, and no mask of a SuperNode is there twice.
 """
@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
-from federation import ALL, Setup
-from flwr.app import Array, Message, RecordDict
+from federation import ALL, Federation, Setup
+from flwr.app import Array, Message
 from graph_helpers import dealt
 from lying_grid import like
 from sum_helpers import keys_in, write_keys
@@ -37,7 +37,7 @@ from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.secure.sum.client import SecureSumClient, SumClient
 from flower_graph.secure.sum.server import SumResult, SumRound
 from flower_graph.server.sums import PartySums, SecureSum
-from flower_graph.simulation import InProcessGrid
+from flower_graph.storage.files import IN_PROCESS
 from flower_graph.strategies.fedscem.client import Hiding
 from flower_graph.strategies.fedscem.method import METHOD, ego_settings
 from flower_graph.wire.arrays import decode_array
@@ -112,56 +112,45 @@ class Cell(NamedTuple):
     value: int = 0
 
 
-class TellsOtherwise(InProcessGrid):
-    """Tells one entry of requests otherwise, and notes what comes from the victim.
+class Otherwise:
+    """Tells one entry of requests otherwise, the second time that it travels.
 
     ``known`` has values of entries in another run, as they came.
     """
 
-    def __init__(self, app: Any, cell: Cell | None, known: Any, **grid: Any) -> None:
-        super().__init__(app, num_supernodes=COUNT, **grid)
+    def __init__(self, cell: Cell | None, known: Any) -> None:
         self.cell, self._known = cell, known
         often = len(known.get(cell.entry, ())) if cell else 0
         self._at = min(1, max(0, often - 1))  # the second, so that there is an earlier one
         self.came: dict[str, list[Any]] = {}  # as the victim, or who first gets it, was to have it
-        self.told = 0
-        self.altered: list[bool] = []  # of what was told otherwise: whether it was refused
-        self.replies: list[RecordDict] = []
-        self._lies: set[str] = set()
-        self._later: list[str] = []
-        here = self.contexts.items()
-        self.victim = next(n for n, c in here if c.node_config["partition-id"] == VICTIM)
+        self.lies: list[Message] = []
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        sent, again, lies = list(messages), list[Message](), set[int]()
+    def __call__(self, grid: Federation, sent: list[Message]) -> list[Message]:
         seen = [entries_in(one) for one in sent]
+        parts = [grid.contexts[m.metadata.dst_node_id].node_config["partition-id"] for m in sent]
         # The requests that have an entry, the victim's first
-        turn = sorted(range(len(sent)), key=lambda n: sent[n].metadata.dst_node_id != self.victim)
         having: dict[str, list[int]] = {}
-        for place in turn:
+        for place in sorted(range(len(sent)), key=lambda place: parts[place] != VICTIM):
             for name in seen[place]:
                 having.setdefault(name, []).append(place)
         for name, places in having.items():
             self.came.setdefault(name, []).append(seen[places[0]][name])
-        cell, due = self.cell, list[int]()
-        if cell and len(self.came.get(cell.entry, ())) == self._at + 1:
-            due = having.get(cell.entry, [])
-        for place in due if cell and cell.how == "all" else due[:1]:
-            assert cell is not None
-            value = self._otherwise(cell, honest := seen[place][cell.entry])
+        cell, again = self.cell, list[Message]()
+        if cell is None or len(self.came.get(cell.entry, ())) != self._at + 1:
+            return sent
+        due = having.get(cell.entry, [])
+        for place in due if cell.how == "all" else due[:1]:
+            honest = seen[place][cell.entry]
+            value = self._otherwise(cell, honest)
             if same(value, honest):
                 continue
-            self.told += 1
             lie = with_value(sent[place], cell.entry, value)
             if cell.how == "replayed":
                 again.append(lie)
             else:
                 sent[place].content = lie.content  # the server knows the message by its number
-                lies.add(place)
-        ids = list(super().push_messages(sent))
-        self._later = list(super().push_messages(again)) if again else []
-        self._lies |= {ids[place] for place in lies} | set(self._later)
-        return ids
+            self.lies.append(again[-1] if again else sent[place])
+        return sent + again
 
     def _otherwise(self, cell: Cell, honest: Any) -> Any:
         """Give the value of an earlier round, of another run, or another one."""
@@ -171,16 +160,6 @@ class TellsOtherwise(InProcessGrid):
             return dict(enumerate(self._known.get(cell.entry, []))).get(self._at, honest)
         values = others(honest)
         return values[cell.value % len(values)]
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        replies = list(super().pull_messages(message_ids))
-        later, self._later = list(super().pull_messages(self._later)), []
-        for reply in (*replies, *later):
-            if reply.metadata.reply_to_message_id in self._lies:
-                self.altered.append(reply.has_error())
-            if reply.has_content():
-                self.replies.append(reply.content)
-        return replies
 
 
 FAILS = (RuntimeError, ValueError, AssertionError, LookupError)  # the server's code: it sends lies
@@ -204,7 +183,8 @@ class Masked(NamedTuple):
 class Had:
     """What the server had of a run, and what it is held against."""
 
-    grid: TellsOtherwise = field(default=None)  # type: ignore[assignment]
+    told: Otherwise
+    grid: Federation
     masked: dict[int, list[Masked]] = field(default_factory=dict)  # by number of the sum
     sums: list[tuple[int, SumResult]] = field(default_factory=list)
     blinded: set[bytes] = field(default_factory=set)  # points that clients sent
@@ -275,7 +255,7 @@ class World:
         write_keys(COUNT, folder, each=1)
         self.known: dict[str, list[Any]] = {}
         self.honest = self.run(None)
-        self.known = self.honest.grid.came
+        self.known = self.honest.told.came
         for number, result in self.honest.sums:
             assert self._parts(self.honest, number, result), "a sum is not its contributors'"
         return self
@@ -288,9 +268,11 @@ class World:
         """Run it, told otherwise in one place, with keys that no run has used."""
         with tempfile.TemporaryDirectory(dir=self._folder.parent) as name:
             keys = shutil.copytree(self._folder, Path(name) / "keys")
-            told = self.app(), cell, self.known
-            grid = TellsOtherwise(*told, node_config=keys_in(keys, COUNT))
-            had = Had(grid)
+            told, how = Otherwise(cell, self.known), {"node_config": keys_in(keys, COUNT)}
+            grid = Federation(
+                self.app(), num_supernodes=COUNT, state_dir=IN_PROCESS, tells=told, **how
+            )
+            had = Had(told, grid)
             with noting(had):
                 with suppress(*FAILS):
                     self.server(keys).start(grid, num_rounds=self.rounds, timeout=TIMEOUT)
@@ -307,11 +289,13 @@ class World:
     def outcome(self, cell: Cell) -> str:
         """Run a cell, and say what came of it."""
         one = self.run(cell)
-        if not one.grid.told:
+        lies = [any(sent is lie for lie in one.told.lies) for sent, _ in one.grid.exchanged]
+        if not any(lies):
             return "-"
         if found := self.leaks(one):
             return "told: " + "; ".join(found)
-        if one.grid.altered and all(one.grid.altered):
+        replies = [reply for _, reply in one.grid.exchanged]
+        if all(reply.has_error() for reply, is_lie in zip(replies, lies, strict=True) if is_lie):
             return "refused"
         return "summed" if len(one.sums) == len(self.honest.sums) else "no readable sum"
 
@@ -320,7 +304,8 @@ class World:
         found = []
         if not had.multiplied <= had.blinded:
             found.append("key-holders multiply points that no client blinded")
-        said = [value for content in had.grid.replies for value in entries_of(content).values()]
+        came = [reply.content for _, reply in had.grid.exchanged if reply.has_content()]
+        said = [value for content in came for value in entries_of(content).values()]
         texts = [one.encode() if isinstance(one, str) else one for one in said]
         if any(IDENTITY in one for one in texts if isinstance(one, bytes)):
             found.append("identities in the clear")

@@ -2,14 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from federation import Faults, Federation, at, good
+from federation import Faults, Federation, Tells, at, good, honest
 from flwr.app import Array, Context, Message, RecordDict
 from graph_helpers import FEATURES, Outcome, small_graph
 from relay_helpers import assigned, strategy_for
@@ -62,8 +61,8 @@ class Summed(Outcome):
         *,
         supernodes: int = 2,
         rounds: int = ROUNDS,
-        grid: type[Federation] = Federation,
         faults: Faults = good,
+        tells: Tells = honest,
         timeout: float = 5.0,
         is_masked: bool = False,
         distrusts: bool = False,
@@ -74,7 +73,8 @@ class Summed(Outcome):
         self.is_masked, self.distrusts = is_masked, distrusts
         self.layers = list[dict[str, Tensor]]()
         app = make_client_app(self.client)
-        over = grid(app, num_supernodes=supernodes, state_dir=IN_PROCESS, faults=faults)
+        of_grid: dict[str, Any] = {"state_dir": IN_PROCESS, "faults": faults, "tells": tells}
+        over = Federation(app, num_supernodes=supernodes, **of_grid)
         if distrusts:
             hosted = [range(k, k + 1) for k in range(supernodes)]  # the first user of each
             registry = str(throwaway_parties(over.run.run_id, hosted))
@@ -277,23 +277,19 @@ HOW: dict[str, Any] = {"supernodes": 5, "is_masked": True, "rounds": 3, "timeout
 DELTA = 1 << 50  # of a word of the sum: a thousand, of one weight's gradient
 
 
-class Adds(Federation):
-    """Adds to the sum that clients are to step with, under pads that it cannot take off."""
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Change what is sent."""
-        sent = list(messages)
-        for one in sent:
-            if (total := one.content.array_records.get("total")) is not None:
-                words = total["words"].numpy().copy()
-                words[0] += np.uint64(DELTA)
-                total["words"] = Array(words)
-        return super().push_messages(sent)
+def adds(grid: Federation, sent: list[Message]) -> list[Message]:
+    """Add to the sum that clients are to step with, under pads that the server cannot take off."""
+    for one in sent:
+        if (total := one.content.array_records.get("total")) is not None:
+            words = total["words"].numpy().copy()
+            words[0] += np.uint64(DELTA)
+            total["words"] = Array(words)
+    return sent
 
 
 def test_what_is_added_to_a_sum_moves_the_layer_where_the_server_is_trusted() -> None:
     """And so the next latent vectors tell who has the first feature."""
-    run = Summed(rich_graph(), grid=Adds, **HOW)
+    run = Summed(rich_graph(), tells=adds, **HOW)
     first, *_, last = run.layers
     moved = last[LINEAR][0, 0] - first[LINEAR][0, 0]
     assert moved < -0.05, "by a step in each round, as the server knows"
@@ -301,7 +297,7 @@ def test_what_is_added_to_a_sum_moves_the_layer_where_the_server_is_trusted() ->
 
 def test_nobody_steps_with_a_sum_to_which_something_was_added() -> None:
     with pytest.raises(NoClientsError, match="relayed sum"):
-        Summed(rich_graph(), grid=Adds, distrusts=True, **HOW)
+        Summed(rich_graph(), tells=adds, distrusts=True, **HOW)
 
 
 def test_one_that_misses_a_step_is_back_and_the_others_go_on_meanwhile() -> None:
