@@ -21,7 +21,6 @@ PURE = (
     "flower_graph/models.py",
     "strategies/nfedgnn/algorithm.py",
     "strategies/nfedgnn/links.py",
-    "strategies/nfedgnn/users.py",
     "strategies/fedscem/algorithm.py",
     "strategies/fedscem/modules.py",
     "strategies/fedscem/cohort.py",

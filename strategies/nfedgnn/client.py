@@ -8,9 +8,9 @@ how the layer moved, and so, by the next latent vectors, each user's features.
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import field
+from dataclasses import field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,23 +27,26 @@ from flower_graph.data.description import check_rows
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import CheckpointError, MalformedReplyError, RefusedError, StateLostError
 from flower_graph.flower_compat import NumPyClient
-from flower_graph.ops.active_rows import ActiveRows, pack
+from flower_graph.ops.active_rows import ActiveRows, pack, take
+from flower_graph.ops.graph import row_entries
 from flower_graph.outputs.client import ClientOutputs
-from flower_graph.outputs.files import Snapshot
+from flower_graph.outputs.files import SavedModels, Snapshot, SparseRows
 from flower_graph.secure import common_key
 from flower_graph.secure.channel import KEY_BYTES
 from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.secure.ring import CHECKS, Ring, RingArray
 from flower_graph.secure.sum.client import MaskingClient
 from flower_graph.secure.sum.messages import RING, MaskRequest
+from flower_graph.storage import row_file
 from flower_graph.storage.files import node_name, state_key
-from flower_graph.strategies.nfedgnn.algorithm import CommonMap, UserSettings, bounded
-from flower_graph.strategies.nfedgnn.users import (
-    AVERAGE_ROUND,
-    HostedMaps,
-    StoredMaps,
-    placed,
-    saved_models,
+from flower_graph.strategies.nfedgnn.algorithm import (
+    ADAM_TENSORS,
+    STEP,
+    CommonMap,
+    Maps,
+    OwnMaps,
+    UserSettings,
+    bounded,
 )
 from flower_graph.wire import codec
 from flower_graph.wire.arrays import Answer, Config, FloatArray, IntArray, Parameters
@@ -64,6 +67,13 @@ from flower_graph.wire.keys import GRADIENT_ROUND, SERVER_ROUND, SUM_STATE, USER
 
 STEPS = b"steps of the layer"  # in the journal
 SETTINGS_KEY = "user-settings"  # in Context.state, from enrolment until the run is over
+AT_A_TIME = 1 << 14  # users whose rows are read from a file at a time
+ROWS = "rows"  # where each user's rows of weights begin, for a run that goes on with other users
+# Per user: the last round whose gradient was applied, and whose averaged weights were taken over.
+# A message that comes twice, because its reply was lost, is applied once.
+AVERAGE_ROUND = "average-round"
+ROUNDS = (GRADIENT_ROUND, AVERAGE_ROUND)
+MODULE = "flower_graph.strategies.nfedgnn.modules.UserModel"  # of saved models
 
 
 # Messages: latent vectors up, gradients down; weights or their sums both ways -------------------
@@ -270,6 +280,106 @@ class CopyReply(Message, up="train.copy_layer"):
     copy: Annotated[Bytes, Copy]
 
 
+# Users' maps between messages --------------------------------------------------------------------
+
+
+def shared_map(maps: Maps, users: Sequence[int], weight: Tensor) -> SavedModels:
+    """Return the saved form of a linear map ``[f, h]`` that some users share."""
+    bias = maps.settings.bias
+    arguments = {"features": len(weight) - int(bias), "latent_size": weight.shape[1], "bias": bias}
+    return SavedModels(MODULE, arguments, list(users), {"weight": weight.detach().cpu()}, {})
+
+
+class HostedMaps(OwnMaps):
+    """Users' own maps, with what a SuperNode notes about each user."""
+
+    def start(self) -> Tensors:
+        return super().start() | self._notes() | {ROWS: self.rows.ptr}
+
+    def _notes(self) -> Tensors:
+        never = torch.zeros(self.rows.num_users, dtype=torch.int32)
+        return {name: never.clone() for name in ROUNDS}
+
+    def note_new(self, name: str, users: Tensor, rounds: Tensor) -> Tensor:
+        """Return which users have not had a round's message yet; note that they have it now."""
+        seen = self.tensors[name]
+        fresh = seen[users] < rounds
+        seen[users[fresh]] = rounds[fresh].to(seen)
+        return fresh
+
+    def adopt(self, saved: Tensors, theirs: Tensor, ours: Tensor) -> Tensors:
+        """Take the tensors of those of our users that are among the users that were saved."""
+        # theirs, ours: the numbers of both
+        result, ptr = self.tensors, (self.rows.ptr.cpu(), saved.pop(ROWS))
+        both = np.intersect1d(ours.numpy(), theirs.numpy(), return_indices=True)[1:]
+        users = [torch.from_numpy(place) for place in both]
+        rows = [row_entries(p, one)[1] for p, one in zip(ptr, users, strict=True)]
+        for name, tensor in saved.items():
+            here, there = rows if name in ADAM_TENSORS else users
+            result[name][here] = tensor[there].to(result[name])
+        return result
+
+    def models(self, users: Sequence[int]) -> SavedModels:
+        rows, tensors = self.rows, self.tensors
+        inactive = tensors["inactive-weight"] if "inactive-weight" in tensors else self.first()
+        weight, feature, ptr = (t.cpu() for t in (tensors["weight"], rows.feature, rows.ptr.long()))
+        own = SparseRows("weight", weight, feature, ptr)
+        return replace(shared_map(self, users, inactive), rows=own)
+
+
+class StoredMaps(HostedMaps):
+    """Users whose weights and moments are in a file, for more users than fit into memory.
+
+    The file's numbers ``[3 r h]`` are mapped into memory. A user that was never asked has the
+    common first weights, and takes no room on the disk.
+    """
+
+    def __init__(
+        self,
+        rows: ActiveRows,
+        settings: UserSettings,
+        path: Path,
+        tensors: Tensors | None = None,
+    ) -> None:
+        self._path, self._width = path, len(ADAM_TENSORS) * settings.latent_size  # of a row
+        super().__init__(rows, settings, tensors)
+        numbers = row_file.mapped(path, self._width * rows.feature.numel())
+        shape = len(ADAM_TENSORS), -1, settings.latent_size
+        self.tensors |= zip(ADAM_TENSORS, numbers.view(shape), strict=True)
+
+    def start(self) -> Tensors:
+        row_file.create(self._path, self._width * self.rows.feature.numel())
+        return self._notes() | {STEP: torch.zeros(self.rows.num_users, dtype=torch.int32)}
+
+    def forward(self, users: Tensor) -> Tensor:  # type: ignore[override]
+        forward = super().forward
+        return torch.cat([forward(part) for part in self._begun(users)])
+
+    def step(self, users: Tensor, gradient: Tensor, rate: float) -> None:  # type: ignore[override]
+        # Users with equal counts side by side step together, which is quicker.
+        order = torch.argsort(self.tensors[STEP][users], stable=True)
+        parts = zip(self._begun(users[order]), order.split(AT_A_TIME), strict=True)
+        for part, place in parts:
+            super().step(part, gradient[place], rate)
+
+    def models(self, users: Sequence[int]) -> SavedModels:
+        for _ in self._begun(torch.arange(self.rows.num_users)):
+            pass
+        return super().models(users)
+
+    def check_room(self, users: Tensor) -> None:
+        """Raise ``OSError`` if the disk has no room for the rows of these users."""
+        rows = int((self.rows.ptr[users + 1] - self.rows.ptr[users]).sum())
+        row_file.check_room(self._path, self._width * rows)
+
+    def _begun(self, users: Tensor) -> Iterator[Tensor]:
+        first = self.first()
+        for part in users.split(AT_A_TIME):
+            rows, place = take(self.rows, part[self.tensors[STEP][part] == 0])
+            self.tensors["weight"][place] = first[rows.feature]
+            yield part
+
+
 # Clients -----------------------------------------------------------------------------------------
 
 
@@ -321,12 +431,17 @@ class UsersClient(NumPyClient):
     def _restore(self, question: EnrolmentRequest) -> None:
         raise NotImplementedError
 
-    def _made(self, tensors: Tensors | None) -> tuple[Any, Tensors]:
+    def _made(self, saved: Tensors | None) -> tuple[Any, Tensors]:
         """Return the users' maps, and the tensors that are kept between messages."""
-        raise NotImplementedError
+        begun = None
+        if saved is not None:  # counts of rounds stay with the CPU's bookkeeping
+            begun = {n: t if n in ROUNDS else t.to(self._device) for n, t in saved.items()}
+        maps = self._maps(pack(self._x, bias=self.settings.bias).to(self._device), begun)
+        in_file = ADAM_TENSORS if isinstance(maps, StoredMaps) else ()
+        return maps, {name: t for name, t in maps.tensors.items() if name not in in_file}
 
-    def _packed(self) -> ActiveRows:
-        return pack(self._x, bias=self.settings.bias).to(self._device)
+    def _maps(self, rows: ActiveRows, tensors: Tensors | None) -> Maps:
+        raise NotImplementedError
 
     def _places(self, users: NDArray[np.generic]) -> Tensor:
         own = self.users.numpy()
@@ -435,7 +550,7 @@ class NodeClient(UsersClient):
             if here is None or not torch.isin(here, numbers).all():
                 return None
             self._state.drop()  # what a run that was stopped left in this process is of others
-            maps = HostedMaps(self._packed(), self.settings)
+            maps: HostedMaps = self._made(None)[0]
             return maps.adopt(saved, numbers, self.users)
 
         is_restored = self._state.restore(resume, adopt)
@@ -444,14 +559,10 @@ class NodeClient(UsersClient):
         if changes and (why := self._state.save(resume.server_round, resume.run)):
             raise CheckpointError(why)
 
-    def _made(self, tensors: Tensors | None) -> tuple[HostedMaps, Tensors]:
-        rows, settings, file = self._packed(), self.settings, self._file
-        begun = None if tensors is None else placed(tensors, self._device)
-        if file is None:
-            maps = HostedMaps(rows, settings, begun)
-        else:
-            maps = StoredMaps(rows, settings, file, begun)
-        return maps, maps.kept
+    def _maps(self, rows: ActiveRows, tensors: Tensors | None) -> HostedMaps:
+        if self._file is None:
+            return HostedMaps(rows, self.settings, tensors)
+        return StoredMaps(rows, self.settings, self._file, tensors)
 
     def snapshot(self) -> Snapshot:
         return Snapshot(None, [self._state.look().models(self.users.tolist())])
@@ -609,11 +720,9 @@ class CommonLayerClient(UsersClient, MaskingClient):
         before = question.before
         self._state.restore(question.resume, lambda saved, _: saved if before else None)
 
-    def _made(self, tensors: Tensors | None) -> tuple[CommonMap, Tensors]:
-        begun = None if tensors is None else placed(tensors, self._device)
-        one = CommonMap(self._packed(), self.settings, self.users, begun)
-        return one, one.tensors
+    def _maps(self, rows: ActiveRows, tensors: Tensors | None) -> CommonMap:
+        return CommonMap(rows, self.settings, self.users, tensors)
 
     def snapshot(self) -> Snapshot:
         one, users = self._state.look(), self.users.tolist()
-        return Snapshot(None, [saved_models(one, users, one.tensors["weight"])])
+        return Snapshot(None, [shared_map(one, users, one.tensors["weight"])])

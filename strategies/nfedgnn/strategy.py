@@ -100,6 +100,7 @@ UNHOSTED = "no SuperNode hosts users of this graph"
 NEVER = -1  # the round of no step
 MOST_STOPPED = 2  # steps that a SuperNode may stop before it is left out
 T = TypeVar("T")
+Request = Message | Mapping[str, Any]  # Any: entries of a record
 
 
 class SplitGradientRelay(RoundStrategy[Any, Any]):
@@ -191,8 +192,7 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         for users in self.layer.numbers().values():
             nobody[users] = False
         unhosted = {"no SuperNode hosts it": np.flatnonzero(nobody)}
-        asked, used = self.session.asked, () if skipped else self.layer.answered
-        answered = np.concatenate([NOBODY, *(asked[node] for node in used)])
+        answered = NOBODY if skipped else self.layer.asked_at(self.layer.answered)
         return self.session.participation(answered, left_out=unhosted, no_use=skipped)
 
     def evaluates(self, server_round: int) -> bool:
@@ -417,7 +417,6 @@ class Layer(Membership):
     def __init__(self, relay: SplitGradientRelay, settings: UserSettings) -> None:
         super().__init__()
         self.relay, self.settings = relay, settings
-        self._vector = FLOAT * settings.latent_size  # bytes
         self._begin(len(relay.server.known))
 
     def _begin(self, count: int) -> None:
@@ -453,6 +452,11 @@ class Layer(Membership):
         every = self.numbers()
         return {node: every[node] for node in nodes}
 
+    def asked_at(self, nodes: Iterable[int]) -> IntArray:
+        """Return all users that some SuperNodes were asked for in this round."""
+        asked = self.relay.session.asked
+        return np.concatenate([NOBODY, *(asked[node] for node in nodes)])
+
     def drawn(self, server_round: int, hosted: Mapping[int, IntArray]) -> dict[int, IntArray]:
         """Draw a round's users; return those of each SuperNode."""
         last = self.joined.max() if self.is_alone(server_round) else self.joined
@@ -468,9 +472,9 @@ class Layer(Membership):
     def send(
         self,
         server_round: int,
-        requests: Mapping[int, Message],
+        requests: Mapping[int, Request],
         read: Callable[[int, RecordDict], T],
-        numbers: int,  # at most, in a reply
+        most: int,  # bytes of a reply
         message_type: str = "train",
     ) -> Replies[T]:
         """Send a message to each SuperNode; leave out those without a good reply."""
@@ -479,7 +483,7 @@ class Layer(Membership):
             server_round,
             read,
             message_type=message_type,
-            max_reply_bytes=reply_bytes(numbers),
+            max_reply_bytes=most,
         )
 
     def look_ahead(self, server_round: int) -> None:
@@ -493,7 +497,7 @@ class Layer(Membership):
         self.traffic[users, UP if way == "up" else DOWN] += nbytes // max(1, users.size)
 
     def tally_vectors(self, way: str, kind: str, users: IntArray) -> None:
-        self.tally(way, kind, users, users.size * self._vector)
+        self.tally(way, kind, users, users.size * self.settings.latent_size * FLOAT)
 
     # State
 
@@ -603,7 +607,7 @@ class OwnLayer(Layer):
 
         numbers = max((one.gradient.size for one in relay.requests.values()), default=0)
         numbers += averages * f * (w + 1)
-        return self.send(server_round, relay.requests, read, numbers, message_type)
+        return self.send(server_round, relay.requests, read, reply_bytes(numbers), message_type)
 
     def _mean_for(self, users: IntArray) -> tuple[FloatArray | None, int]:
         if self.average is None or (self.has_average[users] >= self.average_round).all():
@@ -612,34 +616,28 @@ class OwnLayer(Layer):
 
     def step(self, server_round: int, gradient: Tensor, rate: float) -> str:
         """Keep the gradients for users, and the mean of the weights that they sent."""
-        relay, gradients = self.relay, gradient.cpu().numpy()
         self._delivered(self.answered)
-        self.rate = rate
-        for request in (relay.requests[node] for node in self.answered):
-            users = request.users
-            self.gradient[users] = gradients[users]
-            self.gradient_round[users] = server_round
-            self.traffic[users, ANSWERED] += 1
-            self.tally_vectors("up", "latent", users)
-            if request.send_weights:
-                nbytes = users.size * math.prod(self.form) * FLOAT
-                self.tally("up", "weights", users, nbytes)
-        if sent := [one for one in relay.answers.values() if one.weight_sum is not None]:
-            sums, counts = [one.weight_sum for one in sent], [one.holders for one in sent]
-            self.average, self.average_round = mean_weights(sums, counts), server_round
+        users, answers = self.asked_at(self.answered), self.relay.answers.values()
+        self.gradient[users] = gradient.cpu().numpy()[users]
+        self.gradient_round[users], self.rate = server_round, rate
+        self.traffic[users, ANSWERED] += 1
+        self.tally_vectors("up", "latent", users)
+        if sums := [one.weight_sum for one in answers if one.weight_sum is not None]:
+            self.tally("up", "weights", users, users.size * math.prod(self.form) * FLOAT)
+            self.average = mean_weights(sums, [one.holders for one in answers])
+            self.average_round = server_round
         return ""
 
     def _delivered(self, nodes: Iterable[int]) -> None:
         # Payload is what a user alone would be sent, whatever its cohort shares: its gradient, and
         # the averaged weights in full.
-        for request in (self.relay.requests[node] for node in nodes):
-            users = request.users
-            self.tally_vectors("down", "gradient", users[request.gradient_round > 0])
-            self.gradient_round[users] = 0
-            if request.average is not None:
-                lacking = users[self.has_average[users] < request.average_round]
-                self.tally("down", "weights", lacking, lacking.size * request.average.nbytes)
-                self.has_average[users] = request.average_round
+        users = self.asked_at(nodes)
+        self.tally_vectors("down", "gradient", users[self.gradient_round[users] > 0])
+        self.gradient_round[users] = 0
+        if self.average is not None:
+            lacking = users[self.has_average[users] < self.average_round]
+            self.tally("down", "weights", lacking, lacking.size * self.average.nbytes)
+            self.has_average[users] = self.average_round
 
     def finish(self, server_round: int) -> None:
         hosted = self.users_of(self.relay.session.present()).items()
@@ -832,24 +830,18 @@ class CommonLayer(Layer):
             lost = "the layer of round %d is lost: all go on from round %d"
             LOG.warning(lost, self.taken.layer_round, newest)
             self.taken = Advance(newest, NEVER)
-        request = as_record()
         for donor in filter(self._can_go_on, hosted):
             read = partial(CopyReply.read, layer_round=self.at[donor])
-            if reply := self.ask_one(donor, "train.copy_layer", request, read):
+            if reply := self.ask_one(donor, "train.copy_layer", {}, read):
                 self.relay.session.ledger.count("up", "copy", reply.copy.nbytes)
                 return reply
         return None
 
     def ask_one(
-        self, node: int, message_type: str, request: RecordDict, read: Callable[[RecordDict], T]
+        self, node: int, message_type: str, request: Request, read: Callable[[RecordDict], T]
     ) -> T | None:
-        replies = self.relay.session.send(
-            {node: request},
-            self.asked_round,
-            lambda _, content: read(content),
-            message_type=message_type,
-            max_reply_bytes=setup_bytes(),
-        )
+        one, most = {node: request}, setup_bytes()
+        replies = self.send(self.asked_round, one, lambda _, said: read(said), most, message_type)
         return replies.values.get(node)
 
     # The sum
@@ -900,7 +892,8 @@ class PlainSum:
             users = requests[node].users.size
             return SumReply.read(content, server_round=server_round, f=f, w=w, p=users).total
 
-        replies = layer.send(server_round, requests, read, f * w, "train.add_up").values
+        most = reply_bytes(f * w)
+        replies = layer.send(server_round, requests, read, most, "train.add_up").values
         for node in replies:
             layer.tally("up", "sum", requests[node].users, f * w * FLOAT)
         layer.stoppers = requests.keys() - replies.keys()
@@ -973,7 +966,7 @@ class MaskedSum(PlainSum):
                 signed = np.array(rows, np.uint8).reshape(-1, common_key.SIGNED_BY)
             request = common_key.ShareKeyRequest(public.reshape(-1, KEY_BYTES), not having, signed)
             read = partial(common_key.ShareKeyReply.read, k=len(others))
-            reply = self.layer.ask_one(donor, "train.share_key", request.to_record(), read)
+            reply = self.layer.ask_one(donor, "train.share_key", request, read)
             if reply is not None:
                 for node in (donor, *others):
                     keys[node].key_check = reply.key_check
