@@ -453,7 +453,7 @@ class Layer(Membership):
         return {node: every[node] for node in nodes}
 
     def asked_at(self, nodes: Iterable[int]) -> IntArray:
-        """Return all users that some SuperNodes were asked for in this round."""
+        """Return the users whose vectors some SuperNodes were asked for in this round."""
         asked = self.relay.session.asked
         return np.concatenate([NOBODY, *(asked[node] for node in nodes)])
 
@@ -899,7 +899,7 @@ class PlainSum:
         layer.stoppers = requests.keys() - replies.keys()
         if layer.stoppers:
             return f"missing from {len(layer.stoppers)} SuperNode(s)"
-        sums = [bounded(replies[node], self.section.limit) for node in layer.present(replies)]
+        sums = [bounded(one, self.section.limit) for one in replies.values()]
         total: FloatArray = np.stack(sums).sum(0, dtype=np.float64).astype(np.float32)
         return Advance(has_total=True, total=total)
 

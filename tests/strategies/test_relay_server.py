@@ -11,12 +11,12 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from graph_helpers import CLASSES, FEATURES, Outcome, small_graph
-from relay_helpers import asked_users, client_app, run, same_weights, strategy_for
+from relay_helpers import asked_users, assigned, client_app, run, same_weights, strategy_for
 from torch import Tensor, nn
 from torch.nn import functional
 from without_flower import run_without_flower
 
-from flower_graph import NodeClient, SplitGradientRelay
+from flower_graph import CommonLayerClient, NodeClient, SplitGradientRelay
 from flower_graph.audit.attacks import RecordingGrid
 from flower_graph.audit.attacks import config_of as entries_of
 from flower_graph.client.adaptor import make_client_app
@@ -301,6 +301,17 @@ def test_train_config_travels_and_stays_the_callers() -> None:
     assert dict(given) == {"note": "hello", "server-round": 99}
     sent = [entries_of(one.request) for one in grid.exchanges if one.kind == "train"]
     assert [(c["note"], c["server-round"]) for c in sent] == [("hello", 1), ("hello", 2)]
+
+
+def test_train_config_reaches_clients_with_one_layer_too() -> None:
+    data = small_graph()
+    app = make_client_app(lambda context: CommonLayerClient(context, *assigned(data, context)))
+    grid = RecordingGrid(app, num_supernodes=2)
+    strategy = strategy_for(data, share="summed", dropout=0.0)
+    strategy.start(grid, num_rounds=2, train_config=ConfigRecord({"note": "hello"}))
+    for kind, times in (("train", 6), ("train.add_up", 4)):  # vectors are asked for once more
+        sent = [entries_of(one.request) for one in grid.exchanges if one.kind == kind]
+        assert [entries["note"] for entries in sent] == ["hello"] * times
 
 
 @pytest.mark.parametrize(
