@@ -330,19 +330,7 @@ class ServerGraph(NamedTuple):
 
 
 class RelayServer:
-    """The server's half, where classes of nodes are learnt.
-
-    Parameters
-    ----------
-    model : Module
-        ``f_s``.
-    graph : ServerGraph
-        The graph and labels, on the model's device.
-    config : NFedGNNConfig
-        The settings of a run.
-    latent_size : int
-        Length of a latent vector, ``h``.
-    """
+    """The server's half, where classes of nodes are learnt: ``f_s`` and what the server knows."""
 
     def __init__(
         self, model: nn.Module, graph: ServerGraph, config: NFedGNNConfig, latent_size: int

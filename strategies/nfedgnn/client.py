@@ -107,7 +107,6 @@ SLOPES = Entries("arrays/relay", "gradient of the loss by each user's last vecto
 Gradient = Annotated[FloatArray, SLOPES]
 Rate = Annotated[float, codec.Real("learning-rate", "of the step with these gradients")]
 Copy = Block("layer-copy", "a SuperNode's layer, in safetensors", shape="b 4")
-USERS_OF = property(attrgetter("users"))
 
 
 class EnrolmentRequest(Message, down="query"):
@@ -141,7 +140,7 @@ class EnrolmentReply(Message, up="query"):
     layer_round: Annotated[int | None, Whole(least=0)] = None
     key: Annotated[MemberKey | None, Part(make=MemberKey, when="key-public")] = None
 
-    clients = USERS_OF
+    clients = property(attrgetter("users"))
 
     def check(self, known: codec.Known) -> None:
         last = known["num_nodes"] - 1
@@ -175,8 +174,6 @@ class RelayRequest(Message, down="train train.finish"):
     send_weights: Annotated[bool, Flag()] = False  # whether weights are asked for
     checkpoint: codec.Saves = False
     run: codec.Token = ""
-
-    clients = USERS_OF
 
 
 class RelayReply(Message, up="train"):
@@ -242,8 +239,6 @@ class LatentRequest(Message, down="train"):
     checkpoint: codec.Saves = False
     run: codec.Token = ""
 
-    clients = USERS_OF
-
 
 class LatentReply(Message, up="train"):
     """Client to server: latent vectors for training, and others for evaluation."""
@@ -262,8 +257,6 @@ class GradientRequest(Message, down="train.add_up"):
     users: Users
     gradient: Gradient
     layer_round: LayerRound
-
-    clients = USERS_OF
 
 
 class SumReply(Message, up="train.add_up"):
