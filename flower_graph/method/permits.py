@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,9 @@ from flwr.app import Context, UserConfigValue
 
 from flower_graph.config.app_keys import RUN_CONFIG, SETTINGS
 from flower_graph.config.common import RunConfig
-from flower_graph.data.sources.datasets import saved_at
+from flower_graph.data.sources.datasets import once, saved_at
 from flower_graph.data.sources.names import file_path, folder_path, is_known
 from flower_graph.errors import ConfigError, RefusedError, brief, told
-from flower_graph.handed import handed_over
 from flower_graph.method.load import is_file_name, load_config, parse_overrides
 from flower_graph.method.trust import OpenedSums, TrustSection
 from flower_graph.privacy.noise import multiplier_of
@@ -181,10 +180,13 @@ def _settings(context: Context, allowed: frozenset[str] | None) -> RunConfig:
     # As text, the key of the cache; in Flower's spelling of true and false.
     keys = tuple((key, str(given[key])) for key in SETTINGS if given[key] != "")
     overrides = str(given["overrides"])
-    return handed_over(
-        f"config {name} {overrides} {keys}",
-        lambda: _configuration(name, overrides, keys, saved_at(name), allowed),
-    )
+
+    def load() -> RunConfig:
+        settings = [*parse_overrides(overrides), *(f"{SETTINGS[key]}={one}" for key, one in keys)]
+        return load_config(name, settings, allowed=allowed, environment=False)
+
+    # For a client of one user nothing else takes as long
+    return once(f"config {name} {overrides} {keys}", saved_at(name), load, by=allowed)
 
 
 def configured_client(context: Context) -> tuple[RunConfig, Path | None]:
@@ -246,17 +248,3 @@ def allowed_methods(context: Context) -> frozenset[str] | None:
     # clients are actors of Ray, on the machine of the person that started the run.
     given = {METHODS: context.node_config.get(METHODS, "")}
     return None if on_ray() else frozenset(_words(given, METHODS))
-
-
-@lru_cache(maxsize=4)
-def _configuration(
-    name: str,
-    overrides: str,
-    keys: tuple[tuple[str, str], ...],
-    saved: int,
-    allowed: frozenset[str] | None,
-) -> RunConfig:
-    """Load a config once a process: for a client of one user nothing else takes as long."""
-    # With `saved`, the time of its file, a changed file is read again.
-    given = [*parse_overrides(overrides), *(f"{SETTINGS[key]}={value}" for key, value in keys)]
-    return load_config(name, given, allowed=allowed, environment=False)

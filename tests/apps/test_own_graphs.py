@@ -22,7 +22,6 @@ from flower_graph.data.sources import datasets
 from flower_graph.errors import DataError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.handed import noted, take_over
-from flower_graph.method import permits
 from flower_graph.method.load import list_configs, to_yaml
 from flower_graph.method.permits import configured
 from flower_graph.method.registry import known_apps, method_of
@@ -169,7 +168,6 @@ def test_clients_need_no_file_of_the_run(
         config, _ = configured(context)
         method_of(config).num_clients(config)
     things = pickle.dumps(made)
-    permits._configuration.cache_clear()
     datasets._made.clear()
     graph.unlink()
     with pytest.raises(DataError):  # as on another machine

@@ -20,9 +20,10 @@ from flower_graph.apps.run import simulate
 from flower_graph.apps.server_app import app as server_app
 from flower_graph.config.app_keys import RUN_CONFIG, SETTINGS
 from flower_graph.config.schema import known_keys
+from flower_graph.data.sources import datasets
 from flower_graph.errors import ConfigError, NoClientsError
 from flower_graph.flower_compat import fuse_dicts, parse_config_args
-from flower_graph.method import permits, registry
+from flower_graph.method import registry
 from flower_graph.method.load import load_config
 from flower_graph.method.permits import allowed_methods, configured
 from flower_graph.method.registry import known_apps, schema_of
@@ -80,7 +81,7 @@ def strangers(tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "strangers"]:
         del sys.modules[name]
     registry.announced.cache_clear()
-    permits._configuration.cache_clear()
+    datasets._made.clear()
 
 
 def announce(place: Path, name: str, value: str) -> None:

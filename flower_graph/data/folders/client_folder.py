@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ from flower_graph.data.partition.client_graphs import (
     noisy_labels,
     split_nodes,
 )
-from flower_graph.data.sources.datasets import DRAWN, describe_file, read_file, saved_at
+from flower_graph.data.sources.datasets import DRAWN, describe_file, once, read_file, saved_at
 from flower_graph.data.sources.names import (
     EDGES,
     GRAPH_FILES,
@@ -415,13 +414,13 @@ def clients_path(data: DataConfig) -> Path | None:
         return folder
     # For this look features may have gaps
     how = ReadOptions.of(data)._replace(missing=MEAN, categories=ONE_HOT)
-    return file if _says_clients(file, saved_at(data.name), how) else None
 
+    def says_clients() -> bool:
+        if file.is_dir():
+            return names_clients(file)
+        return read_file(file, how).get(CLIENT) is not None
 
-@lru_cache(maxsize=16)
-def _says_clients(file: Path, saved: int, how: ReadOptions) -> bool:
-    # With ``saved``, a file that was changed is read again
-    return names_clients(file) if file.is_dir() else read_file(file, how).get(CLIENT) is not None
+    return file if once(f"clients of {file} {how}", saved_at(data.name), says_clients) else None
 
 
 def is_one_graph(path: Path | str) -> bool:

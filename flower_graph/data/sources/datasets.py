@@ -207,15 +207,16 @@ def random_split(
     return masks_from(y.numel(), [chosen, rest[:num_val], rest[num_val : num_val + num_test]])
 
 
-_made: dict[object, Any] = {}  # two runs', whose clients a method may ask for as read, as checked
-MOST_MADE = 8
+# Two runs': settings, and data, which a method may ask for as read, as checked
+_made: dict[object, Any] = {}
+MOST_MADE = 10
 
 
 def once(what: str, saved: object, make: Callable[[], T], by: object = None) -> T:
-    """Make a run's data once a process, or take what another process of the run has made.
+    """Make a run's data or settings once a process, or take what another process has made.
 
-    ``what`` describes the data; ``saved`` is when their files were saved, so that a new file is
-    read anew; ``by`` is the maker, if others make data of this description.
+    ``what`` describes them; ``saved`` is when their files were saved, so that a new file is read
+    anew; ``by`` tells makers apart whose data have one description.
     """
     key = what, saved, by
 
