@@ -6,7 +6,7 @@ rule. An error names key, value, what is allowed and, for words, the nearest.
 
 import difflib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NoReturn
@@ -112,9 +112,9 @@ def suggest(word: str, known: Sequence[str], separator: str) -> str | None:
     return " or ".join(same_end) or nearest(word, known)
 
 
-def nearest(word: str, known: Sequence[str]) -> str | None:
+def nearest(word: str, known: Collection[str], cutoff: float = 0.6) -> str | None:
     """Find the known word that is most like a mistyped one, if any is."""
-    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=cutoff)
     return close[0] if close else None
 
 

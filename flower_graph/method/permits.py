@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from flwr.app import Context, UserConfigValue
 
 from flower_graph.config.app_keys import RUN_CONFIG, SETTINGS
 from flower_graph.config.common import RunConfig
+from flower_graph.config.rules import nearest
 from flower_graph.data.sources.datasets import once, saved_at
 from flower_graph.data.sources.names import file_path, folder_path, is_known
 from flower_graph.errors import ConfigError, RefusedError, brief, told
@@ -90,8 +90,8 @@ class Permits:
         """Read the limits of a node config; ``ConfigError`` names a key that cannot be used."""
         for key in given:
             if key.startswith(FLOORS) and key not in LIMITS:
-                near = get_close_matches(key, LIMITS, 1, 0)
-                raise ConfigError(f"node-config {key}: is unknown; the nearest is {near[0]}")
+                near = nearest(key, LIMITS, 0)
+                raise ConfigError(f"node-config {key}: is unknown; the nearest is {near}")
         asked = {key: one for key, one in LIMITS.items() if given.get(key) is not None}
         read = {one.name: one.metadata["read"](given, key=key) for key, one in asked.items()}
         return cls(**({"most_delta": USUAL_DELTA} if "most_epsilon" in read else {}) | read)

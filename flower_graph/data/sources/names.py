@@ -10,10 +10,10 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
+from flower_graph.config.rules import nearest
 from flower_graph.errors import DataError, told
 from flower_graph.storage import files
 
@@ -183,8 +183,8 @@ def absent(name: str, what: str = "file") -> DataError:
 
 def _unknown(name: str, names: Sequence[str], allowed: str) -> DataError:
     by_lower = {known.lower(): known for known in names}
-    near = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
-    hint = f"; did you mean {by_lower[near[0]]!r}?" if near else "."
+    near = nearest(name, by_lower, 0.5)
+    hint = f"; did you mean {by_lower[near]!r}?" if near else "."
     if name and Path(name).is_dir() and graphs_in(Path(name))[0]:
         hint = f"; for the folder of clients write {name}/."
     return DataError(f"data.name = {name!r}: unknown data set{hint} Known: {allowed}")
