@@ -17,11 +17,13 @@ TRAINED = ("loss", "cross-entropy", "regulariser", "answered")
 WEIGHTS = {
     "nfedgnn": r"server\..+|latent",
     "fedscem": "",
-    "fedscem, shared": r"(weight|bias)-\d|first|(classifier|projection)(-bias)?",
-    "fedscem, fedavg": "first|rest",
+    **dict.fromkeys(
+        ("fedscem, shared", "fedscem, fedavg", "fedscem, median"),
+        r"(gnn|classifier|projection)\..+",
+    ),
     "fedscem, fed-sage": r"conv[12]\..+|classifier\..+",
     "fedgls": "(gnn|encoder)-(first|rest)",
-    "fedgls, proto": "prototypes(-share)?",
+    "fedgls, proto": "sums|shares",
     "fedgls, alone": "",
     "fedgta": r"client-\d+\..+",
     "fedpub": r"client-\d+\..+",
