@@ -37,11 +37,11 @@ as many sums as clients it could compute each client's part. The first ``R`` is 
 mean is too blurred to learn from: clients rotate to it, and ``X'_i`` begins with iteration 3. Nodes
 with too few holders are in no sum; a client keeps its own rows of them.
 
-A model is any ``EmbeddingModel``; ``modules.py`` has the GAT and DeepWalk. ``strategy.py`` and
-``client.py`` carry these functions and classes in Flower's messages. To change the loss, edit
-``gat_loss`` or ``DeepWalk.learn``; the mean, ``Overlap.means`` or ``CommonMean.take``; what
-travels, ``PublicRequest`` and ``PublicReply`` in ``client.py``, and steps 1 and 3 here. This file
-needs PyTorch alone.
+*Where to change* the loss: ``gat_loss`` and, in ``modules.py``, ``DeepWalk.learn``; the model:
+``GAT`` and ``DeepWalk`` in ``modules.py``, or any ``EmbeddingModel``; the mean: ``Overlap.means``
+and ``CommonMean.take``; what travels: ``PublicRequest`` and ``PublicReply`` in ``client.py``.
+``client.py`` and ``strategy.py`` carry the two halves over Flower; ``evaluation.py`` measures
+embeddings and their alignment. This file needs PyTorch alone.
 """
 
 from __future__ import annotations

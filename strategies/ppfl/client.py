@@ -257,9 +257,9 @@ class SumOrder(Message, down="train"):
 # The nodes of a sum -------------------------------------------------------------------------------
 
 
-def fewest_parties(parties: int) -> int:
-    """Return the least number of SuperNodes that hold a summed node."""
-    return 2 + MISSING * parties // 10 + COLLUDING * parties // 10
+def fewest_parties(parties: int, least: int) -> int:
+    """Return how many SuperNodes must hold a summed node, if the server is not trusted."""
+    return max(least, 2 + MISSING * parties // 10 + COLLUDING * parties // 10)
 
 
 def digests_of(rows: FloatArray) -> Bytes:
@@ -328,7 +328,7 @@ class Claims(HeldNodes, down="train", prefix="claim-"):
             raise RefusedError("claim-clients: one is there twice, or of no party of the sums")
         if claim_parts(run_id, held[trust.identity.party]) != claim_parts(run_id, own):
             raise RefusedError("what the server shows as this SuperNode's claim is not its claim")
-        return common_nodes(held.values(), max(least, fewest_parties(count)))
+        return common_nodes(held.values(), fewest_parties(count, least))
 
 
 # Evaluates the embeddings of all of a client's nodes, given the round and whether it is the last

@@ -400,7 +400,7 @@ class SecureConsensus(ProcrustesAlignment):
             members = [party for party in sorted(self._parties.members) if party in known.claims]
             claims = Claims.of([known.claims[party] for party in members])
             held = [known.claims[party].held for party in members]
-            fewest = max(least, fewest_parties(len(held)))
+            fewest = fewest_parties(len(held), least)
         nodes = common_nodes(held, fewest) if held else self.mean.nodes
         if len(held) > 1 and not nodes.size:
             why = "a sum could be one client's embedding; lower dropout, or align in the clear"

@@ -315,7 +315,7 @@ def test_a_supernode_does_not_go_back_behind_a_sum_that_it_is_in(
 
 def test_two_honest_holders_are_in_every_sum() -> None:
     """Three tenths may be missing, a tenth may collude."""
-    assert [public.fewest_parties(n) for n in (5, 7, 9, 10, 19, 100)] == [3, 4, 4, 6, 8, 42]
+    assert [public.fewest_parties(n, 2) for n in (5, 7, 9, 10, 19, 100)] == [3, 4, 4, 6, 8, 42]
 
 
 def test_nodes_are_counted_once_a_party() -> None:
