@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,16 @@ def no_network() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket, "getaddrinfo", local)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_state() -> Iterator[None]:
+    """Keep clients' state and keys where no other process looks for them, until the tests end."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = tempfile.TemporaryDirectory(prefix="fg-", dir=memory, ignore_cleanup_errors=True)
+    with folder as name, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLOWER_GRAPH_STATE", f"{name}/state")
         yield
 
 

@@ -19,7 +19,6 @@ from flwr.app import Context, Message, RecordDict
 from safetensors.torch import load_file
 
 from flower_graph.apps.run import client_app, run_server
-from flower_graph.client.state import forget_run
 from flower_graph.config.common import RunConfig
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
@@ -260,8 +259,6 @@ def run(
         result = run_server(config, grid, out, engine="in-process", resume=resume, on_round=stop)
     except KeyboardInterrupt:
         assert stop_at
-    finally:
-        forget_run(grid.run.run_id)
     return Done(out, result, read_reports(out / "metrics.jsonl"), grid)
 
 
@@ -444,11 +441,8 @@ def run_rounds(config: RunConfig, supernodes: int) -> Trained:
     """Do a run in this process and without files, in which nobody is left out."""
     grid = InProcessGrid(client_app(config, None), num_supernodes=supernodes)
     reports = list[RoundReport]()
-    try:
-        strategy: Any = method_of(config).build_strategy(config, None)
-        strategy.start(grid, num_rounds=config.rounds, on_round=reports.append)
-    finally:
-        forget_run(grid.run.run_id)
+    strategy: Any = method_of(config).build_strategy(config, None)
+    strategy.start(grid, num_rounds=config.rounds, on_round=reports.append)
     assert [report.rejected for report in reports] == [[]] * config.rounds
     figures = [one for r in reports for one in (r.loss, r.val_accuracy, r.test_accuracy)]
     return strategy.weights(), figures

@@ -14,7 +14,6 @@ from graph_helpers import Outcome
 from torch import Tensor, nn
 
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.data.folders.party import assigned
 from flower_graph.errors import NoClientsError, RefusedError
@@ -128,11 +127,8 @@ def start(
 ) -> Outcome:
     """Run a strategy over a grid; ``skipped``: all of its rounds are to be skipped."""
     outcome = Outcome(strategy, grid)
-    try:
-        with pytest.raises(NoClientsError) if skipped else nullcontext():
-            outcome.run(rounds)
-    finally:
-        forget_run(grid.run.run_id)
+    with pytest.raises(NoClientsError) if skipped else nullcontext():
+        outcome.run(rounds)
     return outcome
 
 

@@ -23,7 +23,6 @@ from safetensors.torch import load_file
 
 from flower_graph.apps.cli import main as cli
 from flower_graph.apps.run import client_app, run_server, simulate_whole
-from flower_graph.client.state import forget_run
 from flower_graph.config.common import RunConfig
 from flower_graph.data.folders import party
 from flower_graph.data.graph import PARTS
@@ -84,12 +83,9 @@ def run_from(config: RunConfig, out: Path) -> tuple[list[RoundReport], dict[str,
         del context.node_config["partition-id"], context.node_config["num-partitions"]
     method, reports = method_of(config), list[RoundReport]()
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    try:
-        strategy = method.build_strategy(config, None, server)
-        strategy.start(grid, num_rounds=config.rounds, on_round=reports.append)
-        return reports, method.final_figures(config, strategy, server)
-    finally:
-        forget_run(grid.run.run_id)
+    strategy = method.build_strategy(config, None, server)
+    strategy.start(grid, num_rounds=config.rounds, on_round=reports.append)
+    return reports, method.final_figures(config, strategy, server)
 
 
 def plain(reports: list[RoundReport]) -> list[dict[str, Any]]:
@@ -126,10 +122,7 @@ def test_clients_log_once_what_they_reach_alone_and_tell_nobody(app, tmp_path, m
         party.server_folder(config, str(out / "server")),
         grid_of(config, folders_of(out)),
     )
-    try:
-        result = run_server(config, grid, tmp_path / "run", engine="flwr", folder=folder)
-    finally:
-        forget_run(grid.run.run_id)
+    result = run_server(config, grid, tmp_path / "run", engine="flwr", folder=folder)
     assert "baselines" not in result
     told = [line for line in told if "alone" in line]
     assert len(told) == (0 if app == "nfedgnn" else 2)  # nobody holds features and labels
@@ -291,7 +284,6 @@ def test_what_no_supernode_can_work_with_stops_the_run_with_the_reason(
         method_of(config).build_strategy(config, None).start(grid, num_rounds=1, timeout=5)
     # The reason, and no value of the node's own.
     assert message in str(error.value) and "/nowhere" not in str(error.value)
-    forget_run(grid.run.run_id)
 
 
 def test_a_folder_is_a_path_and_without_one_every_party_makes_its_own_data():
@@ -329,7 +321,6 @@ def test_one_folder_at_two_supernodes_is_one_s_by_the_list_alone(app, tmp_path, 
     with pytest.raises(MembershipError) as error:
         go(tmp_path / "stopped", folder=server)
     assert str(nodes[1]) in str(error.value) and str(nodes[3]) in str(error.value)
-    forget_run(grid.run.run_id)
 
     members = party.read_members(out / "server")
     assert members is not None
@@ -340,7 +331,6 @@ def test_one_folder_at_two_supernodes_is_one_s_by_the_list_alone(app, tmp_path, 
     go(tmp_path / "run", folder=server, on_round=reports.append)
     assert reports[-1].answered == method_of(config).num_clients(config)
     assert {nodes[3]} == {entry.get("node") for entry in reports[0].rejected}
-    forget_run(grid.run.run_id)
 
 
 BROKEN_LISTS = [

@@ -11,7 +11,6 @@ from flower_graph.apps.cli import main as cli
 from flower_graph.apps.cli.audit import write_index
 from flower_graph.apps.run import client_app
 from flower_graph.audit.attacks import RecordingGrid, array_of, findings_of, page, ranking
-from flower_graph.client.state import forget_run
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_named, method_of
 from flower_graph.records.rounds import RoundReport
@@ -100,7 +99,6 @@ def test_the_recording_grid_changes_nothing_and_keeps_all_messages(tmp_path: Pat
         reports = list[RoundReport]()
         method.build_strategy(config, None).start(grid, num_rounds=3, on_round=reports.append)
         losses.append([one.loss for one in reports])
-        forget_run(grid.run.run_id)
     assert losses[0] == losses[1]
     assert isinstance(grid, RecordingGrid)
     kept = [one.kind for one in grid.exchanges]

@@ -11,7 +11,6 @@ from flwr.app import Message
 from safetensors.torch import load_file
 
 from flower_graph.apps.run import client_app
-from flower_graph.client.state import forget_run
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
 
@@ -118,9 +117,6 @@ def test_whoever_starts_a_strategy_can_stop_it(name: str) -> None:
         return server_round == 2
 
     strategy = method_of(config).build_strategy(config, None)
-    try:
-        strategy.start(grid, num_rounds=ROUNDS, should_stop=stop, on_round=reports.append)
-    finally:
-        forget_run(grid.run.run_id)
+    strategy.start(grid, num_rounds=ROUNDS, should_stop=stop, on_round=reports.append)
     assert [report.round for report in reports] == list(range(1, 3 + setup.late)) == seen
     assert "query.keep" not in grid.kinds

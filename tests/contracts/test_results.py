@@ -8,7 +8,6 @@ from federation import ALL, tried
 from flwr.serverapp.strategy import Result
 
 from flower_graph.apps.run import client_app, make_server
-from flower_graph.client.state import forget_run
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 
@@ -45,11 +44,8 @@ def test_figures_of_a_round_are_those_of_its_report(name: str) -> None:
     setup, reports = ALL[name], list[RoundReport]()
     config = setup.load("rounds=2")
     grid = InProcessGrid(client_app(config, None), num_supernodes=setup.supernodes)
-    try:
-        strategy = make_server(config, grid)
-        result: Result = strategy.start(grid, num_rounds=2, on_round=reports.append)
-    finally:
-        forget_run(grid.run.run_id)
+    strategy = make_server(config, grid)
+    result: Result = strategy.start(grid, num_rounds=2, on_round=reports.append)
     assert list(result.train_metrics_clientapp) == [report.round for report in reports]
     assert list(result.evaluate_metrics_clientapp) == [report.round for report in reports]
     for report in reports:

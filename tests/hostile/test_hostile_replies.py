@@ -29,7 +29,6 @@ from hostile_grid import (
 )
 
 from flower_graph.apps.run import client_app
-from flower_graph.client.state import forget_run
 from flower_graph.data.folders.party import Member, assigned
 from flower_graph.errors import MembershipError
 from flower_graph.method.registry import known_apps, method_of
@@ -239,7 +238,6 @@ def test_a_double_stops_the_run_and_both_are_named(name: str, is_lowest: bool) -
     reports = list[RoundReport]()
     with pytest.raises(MembershipError) as error:
         strategy.start(grid, num_rounds=2, timeout=5, on_round=reports.append)
-    forget_run(grid.run.run_id)
     said = str(error.value)
     assert str(claimant) in said and any(str(node) in said for node in whose if node != claimant)
     assert "members.csv" in said and "registry" in said
@@ -252,7 +250,6 @@ def test_by_the_list_the_right_ones_are_taken_and_the_claimant_is_named(name: st
     members = [Member(f"{node}", frozenset(own), node) for node, own in whose.items()]
     strategy.session.members.listed, reports = members, list[RoundReport]()
     strategy.start(grid, num_rounds=2, timeout=5, on_round=reports.append)
-    forget_run(grid.run.run_id)
     del whose[claimant]
     assert strategy.session.members.clients == {node: [*own] for node, own in whose.items()}
     for report in reports:

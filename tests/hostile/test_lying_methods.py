@@ -19,7 +19,6 @@ from told_otherwise import COUNT, TIMEOUT, VICTIM, app_of, server_of
 
 from flower_graph import EgoNetworkClient
 from flower_graph.apps.run import client_app, make_server
-from flower_graph.client.state import forget_run
 from flower_graph.client.trust import trust_of
 from flower_graph.errors import CHANGED_SUM, NoClientsError, RefusedError
 from flower_graph.records.rounds import RoundReport
@@ -42,11 +41,8 @@ def without_one(name: str, strategy: Any, keys: Path, after: int, rounds: int) -
 
     how = {"node_config": keys_in(keys, COUNT), "state_dir": IN_PROCESS}
     grid = Federation(app_of(name), num_supernodes=COUNT, faults=fault, **how)
-    try:
-        with suppress(NoClientsError):  # all have refused
-            strategy.start(grid, num_rounds=rounds, timeout=TIMEOUT, on_round=reports.append)
-    finally:
-        forget_run(grid.run.run_id)
+    with suppress(NoClientsError):  # all have refused
+        strategy.start(grid, num_rounds=rounds, timeout=TIMEOUT, on_round=reports.append)
     return grid, reports
 
 
@@ -210,10 +206,7 @@ def said_by_egos(every: int, folder: Path) -> list[bytes]:
     egos, how = Egos(every), {"node_config": write_keys(COUNT, folder, each=1)}
     how |= {"num_supernodes": COUNT, "state_dir": IN_PROCESS, "tells": egos}  # type: ignore[dict-item]
     grid = Federation(app_of("fedscem"), **how)  # type: ignore[arg-type]
-    try:
-        server_of("fedscem", folder).start(grid, num_rounds=2, timeout=5.0)
-    finally:
-        forget_run(grid.run.run_id)
+    server_of("fedscem", folder).start(grid, num_rounds=2, timeout=5.0)
     return egos.said
 
 

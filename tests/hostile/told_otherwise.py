@@ -30,7 +30,6 @@ from sum_helpers import keys_in, write_keys
 
 from flower_graph import EgoNetworkClient
 from flower_graph.apps.run import client_app
-from flower_graph.client.state import forget_run
 from flower_graph.method.registry import method_of
 from flower_graph.secure.align import blinded
 from flower_graph.secure.parties.registry import TrustSettings
@@ -273,10 +272,8 @@ class World:
                 self.app(), num_supernodes=COUNT, state_dir=IN_PROCESS, tells=told, **how
             )
             had = Had(told, grid)
-            with noting(had):
-                with suppress(*FAILS):
-                    self.server(keys).start(grid, num_rounds=self.rounds, timeout=TIMEOUT)
-                forget_run(grid.run.run_id)
+            with noting(had), suppress(*FAILS):
+                self.server(keys).start(grid, num_rounds=self.rounds, timeout=TIMEOUT)
         return had
 
     def cells(self, name: str) -> list[Cell]:

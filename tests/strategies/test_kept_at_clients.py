@@ -10,7 +10,6 @@ import torch
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import client_app, run_server
 from flower_graph.audit.attacks import RecordingGrid
-from flower_graph.client.state import forget_run
 from flower_graph.data.folders.party import server_folder
 from flower_graph.method.load import load_config
 from flower_graph.method.run import latest_in
@@ -50,10 +49,7 @@ def run(folder: Path, out: Path, overrides: list[str]) -> set[tuple[str, str, st
     own = [{"data-folder": str(one)} for one in sorted((folder / "data").glob("client*"))]
     grid = RecordingGrid(client_app(config, None), num_supernodes=2, node_config=own)
     there = server_folder(config, str(folder / "data" / "server"))
-    try:
-        run_server(config, grid, out, engine="in-process", folder=there)
-    finally:
-        forget_run(grid.run.run_id)
+    run_server(config, grid, out, engine="in-process", folder=there)
     return {
         (one.kind, way, record, key)
         for one in grid.exchanges

@@ -2,7 +2,6 @@
 
 import errno
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,6 @@ from relay_helpers import run, same_run, same_weights
 from torch import Tensor
 
 from flower_graph.audit.suite import Layer, Step, course, equations, from_sequence
-from flower_graph.client.state import forget_run
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.ops.active_rows import pack
 from flower_graph.storage import checkpoint, row_file
@@ -36,10 +34,9 @@ GRADIENT = np.arange(8, dtype=np.float32).reshape(4, 2) - 3
 
 
 @pytest.fixture
-def context() -> Iterator[Context]:
-    run = next(RUNS)
-    yield Context(run, 1, {"state-dir": IN_PROCESS, "partition-id": 0}, RecordDict(), {})
-    forget_run(run)
+def context() -> Context:
+    node = {"state-dir": IN_PROCESS, "partition-id": 0}
+    return Context(next(RUNS), 1, node, RecordDict(), {})  # type: ignore[arg-type]
 
 
 def client_of(context: Context, x: Tensor = X, users: Tensor = USERS) -> NodeClient:

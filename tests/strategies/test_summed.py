@@ -19,7 +19,6 @@ from torch_geometric.data import Data
 
 from flower_graph import CommonLayerClient
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.errors import NoClientsError, RefusedError
 from flower_graph.records.rounds import RoundReport
@@ -84,10 +83,7 @@ class Summed(Outcome):
         super().__init__(strategy_for(data, model, share="summed", **how), over)
         self.first = {n: t.clone() for n, t in self.strategy.server.model.state_dict().items()}
         self.seed = self.strategy.layer.settings.seed
-        try:
-            self.run(rounds, timeout=timeout, on_round=self.note)
-        finally:
-            forget_run(self.grid.run.run_id)
+        self.run(rounds, timeout=timeout, on_round=self.note)
 
     def client(self, context: Context) -> CommonLayerClient:
         trust = trust_of(context, hides=True) if self.distrusts else None
