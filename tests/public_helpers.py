@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from federation import Federation, Tells, honest
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from graph_helpers import Outcome
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from flower_graph.data.folders.party import assigned
 from flower_graph.errors import NoClientsError, RefusedError
 from flower_graph.flower_compat import ClientAppCallable, Mod
 from flower_graph.simulation import InProcessGrid
+from flower_graph.storage.files import IN_PROCESS
 from flower_graph.strategies.ppfl.algorithm import FloatArray, IntArray
 from flower_graph.strategies.ppfl.client import (
     EmbeddingClient,
@@ -94,8 +96,9 @@ def make_grid(
     secure: bool = False,
     distrusts: bool = False,
     mods: list[Mod] | None = None,
+    tells: Tells = honest,
     **client: Any,
-) -> InProcessGrid:
+) -> Federation:
     """Give members to SuperNodes; in the secure form mods see all messages, else those of train."""
     kind: Any = SecureConsensusClient if secure else PublicNodeClient
 
@@ -107,7 +110,7 @@ def make_grid(
 
     around: dict[str, Any] = {"mods" if secure else "train_mods": mods}
     app = make_client_app(client_fn, **around)
-    return InProcessGrid(app, num_supernodes=supernodes)
+    return Federation(app, num_supernodes=supernodes, state_dir=IN_PROCESS, tells=tells)
 
 
 def run(
@@ -134,7 +137,7 @@ def start(
 
 def make_distrusting(
     members: Sequence[EmbeddingClient], supernodes: int, **client: Any
-) -> tuple[InProcessGrid, SecureConsensus]:
+) -> tuple[Federation, SecureConsensus]:
     """Make SuperNodes with keys of their own, and a server that they do not trust."""
     grid = make_grid(members, supernodes, secure=True, distrusts=True, **client)
     hosted = [assigned(part, supernodes, len(members)) for part in range(supernodes)]

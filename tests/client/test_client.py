@@ -165,6 +165,11 @@ def test_wrong_results_are_named(kind: str, result: Any, match: str) -> None:
         answer(result, kind)
 
 
+def test_a_client_without_outputs_keeps_nothing() -> None:
+    with pytest.raises(TypeError, match="Recorder keeps nothing"):
+        answer({}, "query.keep")
+
+
 def test_what_is_no_client_and_no_request_is_refused() -> None:
     for wrong in (Recorder(None).to_client(), None):
         with pytest.raises(TypeError, match="client_fn"):

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from federation import Federation
 from flwr.app import Array, Message
 from graph_helpers import Outcome
 from public_helpers import make_distrusting, run_secure, start, still_member, toy_members
@@ -19,22 +20,18 @@ def test_means_of_ones_own_for_each_are_in_the_masks_too() -> None:
     """Whoever is shown other hashes believes them, and is in no sum that can be read."""
 
     def told(*victims: int) -> Outcome:
-        grid, strategy = make_distrusting(toy_members(COUNT), COUNT)
-        nodes, push = list(grid.contexts), grid.push_messages
-
-        def pushed(messages: Iterable[Message]) -> Any:
-            found = list(messages)
-            for one in found:
+        def tells(grid: Federation, sent: list[Message]) -> list[Message]:
+            nodes = list(grid.contexts)
+            for one in sent:
                 entries: Any = one.content.get(CONFIG, {})
                 if "claim-means" in entries and nodes.index(one.metadata.dst_node_id) in victims:
                     (record,) = one.content.array_records.values()
                     record[PUBLIC] = Array(record[PUBLIC].numpy()[::-1].copy())
                     hashes = np.frombuffer(entries["claim-means"], np.uint8).reshape(3, 32)
                     entries["claim-means"] = hashes[::-1].tobytes()
-            return push(found)
+            return sent
 
-        grid.push_messages = pushed  # type: ignore[method-assign]
-        return start(grid, strategy, rounds=2)
+        return start(*make_distrusting(toy_members(COUNT), COUNT, tells=tells), rounds=2)
 
     honest, outcome = told(), told(2)
     # The victim signs what it was told the sum is of, which is not what the others sign.
