@@ -38,6 +38,7 @@ from flower_graph.wire.codec import Message, Real, Whole
 RingArray = NDArray[np.unsignedinteger]
 WORDS: dict[int, np.dtype[np.generic]] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
 SIGNED: dict[int, np.dtype[np.generic]] = {32: np.dtype("<i4"), 64: np.dtype("<i8")}
+MOST_BITS = 1023  # behind the point: the largest power of two that is a float
 # The stream is made and added in blocks that stay in the processor's second-level cache.
 BLOCK = 1 << 17
 ZEROS = bytes(BLOCK)
@@ -59,6 +60,21 @@ class Ring(Message, frozen=True):
     def __post_init__(self) -> None:
         if self.word not in WORDS:
             raise MalformedReplyError(f"words have {self.word} bits; must be one of {[*WORDS]}")
+        # A number that is too large for its word becomes another one: a server that chose such
+        # words could tell the vectors with large numbers from a sum of all.
+        has_bits = 0 <= self.fraction_bits <= MOST_BITS and 0 <= self.guard_bits < self.word
+        fits = has_bits and 0 < self.limit < math.inf
+        if not fits or self._largest(1) >= 1 << (self.word - 1):
+            about = f"{self.fraction_bits} fraction and {self.guard_bits} guard bits"
+            why = f"numbers up to {self.limit:g} with {about} do not fit into {self.word} bits"
+            raise MalformedReplyError(why)
+
+    def _largest(self, count: int) -> int:
+        """Return the largest sum of so many numbers, as a whole number."""
+        # Exact, whatever the two are: as floats the product may be too large to be one.
+        return (
+            count * math.ceil(Fraction(self.limit) * (1 << self.fraction_bits)) << self.guard_bits
+        )
 
     @classmethod
     def fit(cls, num_clients: int, limit: float, resolution: float, *, guard: bool = False) -> Ring:
@@ -68,11 +84,11 @@ class Ring(Message, frozen=True):
                 raise ValueError(f"{name} is {value}, must be a positive number")
         fraction_bits = max(0, math.ceil(-math.log2(resolution)))
         guard_bits = (num_clients - 1).bit_length() if guard else 0
-        # Exact, whatever the two are: as floats the product may be too large to be one.
-        largest = num_clients * math.ceil(Fraction(limit) * (1 << fraction_bits)) << guard_bits
         for word in WORDS:
-            if largest < 1 << (word - 1):
-                return cls(word, fraction_bits, guard_bits, float(limit))
+            with suppress(MalformedReplyError):
+                ring = cls(word, fraction_bits, guard_bits, float(limit))
+                if ring._largest(num_clients) < 1 << (word - 1):
+                    return ring
         raise ValueError(f"limit {limit:g}, resolution {resolution:g}: a sum has more than 64 bits")
 
     @property

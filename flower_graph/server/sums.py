@@ -49,6 +49,7 @@ from flower_graph.secure.sum.messages import (
     SumMessage,
     SumTerms,
     UnmaskReply,
+    digest_of_told,
     sum_bytes,
 )
 from flower_graph.secure.sum.partners import check_shares, partners, plan
@@ -678,7 +679,8 @@ class SecureSum:
         """
         self.prepare(server_round)
         contents = dict.fromkeys(self.server.clients, config or {})
-        found = self.add(server_round, contents, "train.sum_mask", length, SECURE_SUM)
+        what = SECURE_SUM, digest_of_told(config or {})
+        found = self.add(server_round, contents, "train.sum_mask", length, *what)
         if (values := found.numbers()) is None:
             return Skipped(Reason(Cause.SKIPPED, found.skipped, round=found.number))
         return Summed(values, np.array(found.contributors, np.int64))

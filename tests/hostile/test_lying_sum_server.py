@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lying_grid import edited, struck
-from sum_helpers import LENGTH, TERMS, PartyWorld, World, in_journal, mask, wire
+from sum_helpers import LENGTH, RING, TERMS, PartyWorld, World, in_journal, mask, wire
 
 from flower_graph.audit.deviating import LyingRound
 from flower_graph.errors import MalformedReplyError, RefusedError
@@ -92,6 +92,66 @@ def test_a_seed_that_was_shown_serves_no_second_list(world):
     request = next(one for one in seen if isinstance(one, RevealRequest))
     with pytest.raises(RefusedError, match="own commitment"):
         world.hosts[VICTIM].reveal(replace(request, number=request.number + 1))
+
+
+def test_nor_does_a_state_that_was_put_back_show_it_again(world):
+    """Who knows everybody's seeds may choose its accomplices' to get the graph that it wants."""
+    seen, states = [], {node: party.to_bytes() for node, party in world.hosts.items()}
+    world.tamper = lambda node, message: seen.append(message) or message
+    world.begin()
+    request = next(one for one in seen if isinstance(one, RevealRequest))
+    old = world.hosts[VICTIM].trust.journal.has_shown(request.commitments[PLACE].tobytes())
+    world.put_back(states)
+    with pytest.raises(RefusedError, match="shown for another list"):
+        world.hosts[VICTIM].reveal(replace(request, number=request.number + 1))
+    assert old and world.server.epoch.number == 0
+    world.begin()  # each binds anew, by another seed
+    again = [one for one in seen if isinstance(one, RevealRequest)][-1]
+    assert (again.commitments != request.commitments).any(1).all()
+    world.check(world.round(0), range(12))
+
+
+@pytest.mark.parametrize("corrupt", [0.05, 0.5, float("nan")])
+def test_a_share_of_colluders_that_fits_no_graph_shows_no_seed(world, corrupt):
+    world.tamper = lambda node, message: (
+        replace(message, corrupt=corrupt) if isinstance(message, RevealRequest) else message
+    )
+    with pytest.raises(RefusedError, match="corrupt is"):
+        world.begin()
+
+
+# Sums of the same vectors under two limits differ by what is left out, or shortened ---------------
+
+
+@pytest.mark.parametrize("limit", [float("nan"), float("inf"), 0.0, -1.0, RING.limit / 2])
+def test_a_run_has_one_limit(world, limit):
+    world.begin()
+    world.check(world.round(0), range(12))
+    world.tamper = lambda node, message: (
+        replace(message, limit=limit) if isinstance(message, RevealRequest) else message
+    )
+    with pytest.raises(RefusedError, match=r"limit is (nan|inf|0\.0|-1\.0|32, of this run's)"):
+        world.begin()
+
+
+@pytest.mark.parametrize("how", ["another limit", "fewer clients"])
+def test_what_has_not_changed_is_in_no_sum_of_another_limit_or_of_fewer_clients(world, how):
+    """In a later run; in the same one the limit stays."""
+    world.states = {node: bytes([node % 256]) * 16 for node in world.hosts}
+    world.begin()
+    world.check(world.round(0), range(12))
+    world.begin_run(b"2")
+    world.check(world.round(0), range(12))  # the same again tells nothing new
+    ring = replace(RING, limit=RING.limit / 2) if how == "another limit" else RING
+    world.begin_run(b"3")
+    world.terms = terms = replace(TERMS, ring=ring)
+    world.begin_run(b"4")
+    world.prepare(0)
+    party, request = world.host(VICTIM), world.requests("mask", 0)[VICTIM]
+    party.receive(request, ring)
+    present = party.clients if ring is not RING else party.clients[1:]
+    with pytest.raises(RefusedError, match="other clients of ours or another limit"):
+        party.mask(request, present, world.words[PLACE], terms, [world.states[VICTIM]])
 
 
 def to_lists(world, number=0):

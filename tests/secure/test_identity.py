@@ -377,11 +377,12 @@ def test_who_begins_anew_is_counted_by_the_day(tmp_path, monkeypatch):
 def test_lists_are_counted_by_run_and_runs_by_day(tmp_path, monkeypatch):
     path = tmp_path / "journal"
     monkeypatch.setattr(journal, "MOST_LISTS", 3)
-    for run in (b"run", b"run", b"run", b"two"):  # each by another state, another process
-        Journal(path, run, 2).answer_list()
+    # each by another state, another process
+    for seed, run in enumerate((b"run", b"run", b"run", b"two")):
+        Journal(path, run, 2).answer_list(bytes([seed]), 1.0)
     for run, why in ((b"run", "3 lists"), (b"three", "trust-runs")):
         with pytest.raises(RefusedError, match=why):
-            Journal(path, run, 2).answer_list()
+            Journal(path, run, 2).answer_list(b"5", 1.0)
 
 
 def test_a_block_of_each_client_an_alignment_and_eight_alignments_a_run(tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sum_helpers import TERMS, PartyWorld, in_journal
+from sum_helpers import RING, TERMS, PartyWorld, in_journal
 
 from benchmarks import sums
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError, StateLostError
@@ -109,7 +109,7 @@ def lists(world):
     """Return the lists of commitments that the server shows; nobody answers."""
     shown = {}
     world.server.agree(
-        0, lambda _, __, asked, *___: shown.update(asked) or Replies(), range(20), 1.0
+        0, lambda _, __, asked, *___: shown.update(asked) or Replies(), range(20), RING.limit
     )
     return shown
 

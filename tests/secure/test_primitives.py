@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nacl.bindings import crypto_scalarmult
 
-from flower_graph.errors import OutOfRangeError, RefusedError
+from flower_graph.errors import MalformedReplyError, OutOfRangeError, RefusedError
 from flower_graph.secure import ring, shamir
 from flower_graph.secure.channel import (
     LOW_ORDER,
@@ -101,6 +101,29 @@ def test_impossible_rings(clients, limit, step, why):
 
 
 KEY, OTHER = bytes(range(32)), bytes(range(1, 33))
+
+
+@pytest.mark.parametrize(
+    ("word", "fraction", "guard", "limit"),
+    [
+        (64, 58, 0, 64.0),  # 64 x 2^58 is 2^64
+        (64, 40, 17, 64.0),
+        (32, 25, 0, 64.0),
+        (64, -1, 0, 64.0),
+        (64, 16, -1, 64.0),
+        (64, 16, 64, 2.0**-60),
+        (64, 1 << 40, 0, 64.0),
+        (64, 16, 0, float("nan")),
+        (64, 16, 0, float("inf")),
+        (64, 16, 0, -1.0),
+        (16, 4, 0, 1.0),
+    ],
+)
+def test_a_ring_in_which_a_large_number_becomes_another_is_refused(word, fraction, guard, limit):
+    """By a sum with it and one without a server would tell whose numbers are large."""
+    with pytest.raises(MalformedReplyError, match="bits"):
+        Ring(word, fraction, guard, limit)
+    Ring(64, 55, 0, 64.0)
 
 
 @pytest.fixture(params=[1, 3])

@@ -115,6 +115,26 @@ def test_a_reply_about_another_run_or_round_is_refused(stage, entry):
     assert summed.contributors.size == (8 if stage == "unmask" or not is_said else 7)
 
 
+def test_who_is_told_to_add_up_something_else_is_in_no_readable_sum():
+    """A server that has all but one send zeros would read that one from the sum."""
+    grid, secure = make(8, 1)
+    honest, push = list(grid.contexts)[2], grid.push_messages
+
+    def pushed(messages):
+        for message in messages:
+            entries = message.content.get("config", {})
+            if message.metadata.dst_node_id != honest and "scale" in entries:
+                entries["scale"] = 0.0
+        return push(messages)
+
+    grid.push_messages = pushed
+    for number in range(4):  # what cannot be read may look like numbers now and then
+        found = secure.sum(number, 2, {"scale": 7.0})
+        assert isinstance(found, Skipped) or found.values[1] not in (0.0, 7.0)
+    grid.push_messages = push
+    assert secure.sum(4, 2, {"scale": np.float64(7.0), "of": [1, 2], "raw": b"a\0"}).values[1] == 56
+
+
 def doubled(nodes, claim):
     """Make a federation whose SuperNodes say by turns which clients they host."""
 

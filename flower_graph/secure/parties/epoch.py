@@ -15,6 +15,7 @@ neighbour is absent, and others that it is present, could cut the circle of part
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -162,9 +163,11 @@ def check_shown(
     mine = request.commitments[parties == trust.identity.party]
     is_other = mine.shape[0] != 1 or mine.tobytes() != own
     refuse_if(is_other, "our own commitment is not on the list")
-    is_odd = request.corrupt < trust.corrupt or not 0 <= request.dropout < 0.5
+    is_odd = not (trust.corrupt <= request.corrupt < 0.5 and 0 <= request.dropout < 0.5)
     shares = f"corrupt is {request.corrupt} and dropout {request.dropout}"
     refuse_if(is_odd, f"{shares}; here at least {trust.corrupt}, and below 0.5")
+    is_odd = not 0 < request.limit < math.inf
+    refuse_if(is_odd, f"limit is {request.limit}, must be a positive number")
     why = f"{request.differ_by} differ, {DIFFER_BY} is {trust.differ_by}"
     refuse_if(request.differ_by < trust.differ_by, why)
     is_odd = (np.diff(declared[:, 0]) <= 0).any()

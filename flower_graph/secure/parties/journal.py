@@ -48,7 +48,7 @@ MOST_ALIGNMENTS = 8
 # Limits of the record of sums' parties: hexadecimal digits of a run's sets, and the newest runs.
 # Nothing is known of an older run, so it is over
 MOST_DIGITS, MOST_COMPARED = 1 << 19, 8
-MOST_STATES = 1 << 12  # of all runs; then the older half is forgotten
+MOST_STATES = 1 << 13  # entries of all runs, two of a state; then the older half is forgotten
 OVER = 1 << 62
 ALIGNMENT, SUMS = b"alignment", b"list"  # purposes
 
@@ -64,6 +64,8 @@ class Kept:
     served: list[int] = field(default_factory=list)  # clients whose blocks were in the last one
     # By purpose the sets of parties in its sums, as hexadecimal numbers
     sums: dict[str, list[str]] = field(default_factory=dict)
+    limit: float = 0.0  # of the numbers in its sums; 0 before the first list
+    shown: list[str] = field(default_factory=list)  # the commitments whose seeds were shown
 
     def go_up(self, number: int) -> None:
         why = f"round {number} is not after {self.number}, the last of this run"
@@ -84,7 +86,8 @@ class Content:
 
     begun: list[float] = field(default_factory=list)  # when the party began anew, in the last day
     records: dict[str, Kept] = field(default_factory=dict)
-    # By state the parties of the sum that it was in, as a hexadecimal number
+    # By state the parties of the sum that it was in, as a hexadecimal number; and an entry of the
+    # state with how its sum was made
     states: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -114,13 +117,21 @@ class Content:
         kept = self.records[key] = self.records.pop(key, Kept())
         return kept
 
-    def check_state(self, purpose: str, state: bytes, is_same: Callable[[int], object]) -> str:
-        """Refuse a state whose sum's parties are other ones; return its name here."""
-        key = hashlib.sha256(framed(purpose.encode(), state)).hexdigest()[:32]
-        why = f"what is to be sent has not changed since a sum ({purpose}) with other SuperNodes, "
-        why += "in this run or an earlier one (of the same seed)"
-        refuse_if(key in self.states and not is_same(int(self.states[key], 16)), why)
-        return key
+    def check_state(
+        self, purpose: str, state: bytes, is_same: Callable[[int], object]
+    ) -> tuple[str, str]:
+        """Refuse a state whose sum's parties, clients or limit are other ones; return its names."""
+        key, whole = (
+            hashlib.sha256(framed(purpose.encode(), part)).hexdigest()[:32]
+            for part in (state[:STATE_BYTES], state)
+        )
+        if (before := self.states.get(key)) is not None:
+            about = f"what is to be sent has not changed since a sum ({purpose}) with other"
+            ended = "in this run or an earlier one (of the same seed)"
+            refuse_if(not is_same(int(before, 16)), f"{about} SuperNodes, {ended}")
+            is_other = whole != key and whole not in self.states
+            refuse_if(is_other, f"{about} clients of ours or another limit, {ended}")
+        return key, whole
 
     def trim(self) -> None:
         """Remove records and states beyond the limits; runs that are compared no more end."""
@@ -172,21 +183,36 @@ class Journal:
             kept.mark = secrets.token_hex(8)
         return kept.mark
 
-    def answer_list(self) -> None:
+    def answer_list(self, commitment: bytes, limit: float) -> None:
         """Record, before a seed is shown, that a list of commitments is answered.
 
         A run may show ``MOST_LISTS``, whatever numbers the server gives its sums: a server that
         shows a list sees the draw of partners and key-holders that it gives. A run in which a list
-        is answered has begun.
+        is answered has begun. Refused too if the seed of this commitment was shown before: who
+        knows a seed may choose others to suit it. And if the limit is not the run's: two sums of
+        the same parties under two limits tell who has large numbers.
         """
         with self._changed() as content:
-            content.of(self.run).count(MOST_LISTS, "lists of commitments were answered")
+            kept = content.of(self.run)
+            kept.count(MOST_LISTS, "lists of commitments were answered")
+            is_known = commitment.hex() in kept.shown
+            refuse_if(is_known, "the seed of the graph was shown for another list: bind anew")
+            why = f"limit is {limit:g}, of this run's sums {kept.limit:g}"
+            refuse_if(kept.limit not in (0.0, limit), why)
+            kept.shown.append(commitment.hex())
+            kept.limit = float(limit)
             self._begin(content)
+
+    def has_shown(self, commitment: bytes) -> bool:
+        """Tell whether the seed of a commitment was shown in this run."""
+        return commitment.hex() in Content.read(self.path).of(self.run).shown
 
     def check_state(self, purpose: str, state: bytes, ready: int) -> None:
         """Refuse, before it is sent, a state that was in a sum which cannot be had again.
 
-        ``state`` is the state's `digest_of`, ``ready`` the `set_of` parties that may be in the sum.
+        ``state`` is the state's `digest_of`, and behind it, if there is any, how the sum is made:
+        unchanged vectors of fewer clients, or under another limit, would differ by what is left
+        out. ``ready`` is the `set_of` parties that may be in the sum.
         States of all runs are compared: a run that begins anew from the same data and seed has the
         states of the run before it.
         """
@@ -209,9 +235,10 @@ class Journal:
             digits = sum(len(one) for sets in kept.sums.values() for one in sets)
             why = f"the journal keeps no further set of SuperNodes ({DIFFER_BY})"
             refuse_if(digits > MOST_DIGITS, why)
-            key = content.check_state(purpose, state, lambda before: before == parties)
-            content.states.pop(key, None)
-            content.states[key] = this
+            key, whole = content.check_state(purpose, state, lambda before: before == parties)
+            for name, value in ((whole, "0"), (key, this)):  # the two may be one
+                content.states.pop(name, None)
+                content.states[name] = value
 
     @contextmanager
     def one_trial(self, step: int, purpose: bytes) -> Iterator[None]:

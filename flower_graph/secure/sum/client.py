@@ -69,12 +69,13 @@ from flower_graph.secure.sum.messages import (
     SumTerms,
     UnmaskReply,
     UnmaskRequest,
+    digest_of_told,
     revealed,
 )
 from flower_graph.storage.checkpoint import read_state, write_state
 from flower_graph.storage.reading import reading
 from flower_graph.wire.arrays import Answer, Config, Parameters, each_once
-from flower_graph.wire.codec import Bytes, Integers, Message
+from flower_graph.wire.codec import Bytes, Integers, Message, fields_of
 from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, MASKED_SUM, SUM_STATE
 
 OF_NODE = "trust", "_least"  # are not in the state that is kept
@@ -148,6 +149,10 @@ class SumClient:
         return min(self.clients) if self.trust is None else self.trust.identity.party
 
     @property
+    def _commitment(self) -> bytes:
+        return commit(self.run_id, self.party, self._seed)
+
+    @property
     def sum_run(self) -> bytes:
         """The run's name in its sums: of the epoch, if there are epochs."""
         return self.run_id if self.trust is None else self._begun().id
@@ -164,10 +169,12 @@ class SumClient:
         reply = KeyReply(self.run_id, clients, public)
         if (trust := self.trust) is None:
             return reply
-        if self._shown is not None:  # that seed is known: it may not serve a second list
+        # A seed that is known may not serve a second list. If this state was put back, the journal
+        # alone knows that it is.
+        if self._shown is not None or trust.journal.has_shown(self._commitment):
             self._seed, self._shown = os.urandom(SEED_BYTES), None
         reply.party = self.party
-        reply.commitment = np.frombuffer(commit(self.run_id, self.party, self._seed), np.uint8)
+        reply.commitment = np.frombuffer(self._commitment, np.uint8)
         reply.points = np.array([self.points[c] for c in self.clients if self.points], np.int64)
         return reply.signed(trust.identity)
 
@@ -177,12 +184,11 @@ class SumClient:
         self._check_run(request.run_id, self.run_id)
         why = "the seed of the graph was shown for another list: bind anew"
         refuse_if(self._shown is not None, why)
-        commitment = commit(self.run_id, self.party, self._seed)
         points = {client: self.points.get(client) for client in self.clients}
-        check_shown(request, trust, commitment, points)
+        check_shown(request, trust, self._commitment, points)
         # On the disk before the seed leaves: neither another epoch's run nor a state that is put
-        # back gives more draws.
-        trust.journal.answer_list()
+        # back gives more draws, or shows a seed twice.
+        trust.journal.answer_list(self._commitment, request.limit)
         self._shown = request
         return RevealReply(self.run_id, np.frombuffer(self._seed, np.uint8))
 
@@ -265,7 +271,8 @@ class SumClient:
         refuse_if(total.shape != (length,) or total.dtype != dtype, why, ValueError)
         held_by = kept.minimum
         if (epoch := self.epoch) is not None:
-            trust, digest = self._trusted(), digest_of(state)
+            trust, limit = self._trusted(), terms.ring.limit if terms.ring else 0.0
+            digest = digest_of(state) + digest_of([np.array(present, np.int64), limit])
             who = set_of(epoch.parties[request.live].tolist())
             trust.journal.check_state(terms.purpose, digest, who)
             held_by = max(held_by, len(epoch.points))
@@ -512,6 +519,8 @@ ANSWERS: dict[str, list[tuple[type[Message], Callable[[SumClient, Any], Message]
 
 LOG = logging.getLogger(__name__)
 FloatArray = NDArray[np.floating]
+# Entries of a sum itself, beside those that tell clients what to add up
+OF_SUM = {one.key for kind in (MaskRequest, Ring) for one in fields_of(kind).values()}
 
 
 class MaskingClient(NumPyClient):
@@ -624,5 +633,6 @@ class SecureSumClient(MaskingClient):
         """Return the vector of each client; a missing client is left out of the sum."""
 
     def sum_mask(self, parameters: Parameters, config: Config) -> Answer:
-        reply, entries = self.masked(config, self.vectors(config), SECURE_SUM)
+        told = {key: config[key] for key in config.keys() - OF_SUM}
+        reply, entries = self.masked(config, self.vectors(config), SECURE_SUM, digest_of_told(told))
         return [reply.total], reply.clients.size, entries

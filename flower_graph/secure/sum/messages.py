@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -104,6 +105,19 @@ class SumTerms:
         ring = b"" if self.ring is None else self.ring.packed()
         parts = framed(domain, self.purpose.encode(), more, ring, self.detail)
         return hashlib.sha256(parts).digest()
+
+
+# Any: scalars and lists of them
+def digest_of_told(config: Mapping[str, Any]) -> bytes:
+    """Hash what clients are told to add up: a client that is told otherwise is in no sum."""
+
+    def plain(value: Any) -> object:
+        if isinstance(value, list | tuple):
+            return [*map(plain, value)]
+        return value.item() if isinstance(value, np.generic) else value
+
+    told = sorted((key, plain(value)) for key, value in config.items())
+    return hashlib.sha256(repr(told).encode()).digest()
 
 
 def revealed(listed: NDArray[np.bool_], live: NDArray[np.bool_]) -> Bytes:
