@@ -238,14 +238,26 @@ def _anchor(title: str) -> str:
 
 
 def promises(guide: str) -> str:
-    """Make the table of one guide: words that promise something, and the tests that attack them."""
+    """Make the table of one guide: words that promise something, what keeps and what attacks them.
+
+    A function that keeps a promise stands before its tests, where the table names any.
+    """
     if guide == "adversaries":
         return _adversaries()
     if guide == "liars":
         return _liars()
     attacks: dict[str, list[str]] = json.loads(PROMISES.read_text(encoding="utf-8"))[guide]
-    rows = ((f'"{words}"', _listed(tests)) for words, tests in attacks.items())
-    return markdown("| words | tests |", rows)
+    rows = [(f'"{words}"', *_kept(named)) for words, named in attacks.items()]
+    if not any(kept for _, kept, _ in rows):
+        return markdown("| words | tests |", ((words, tests) for words, _, tests in rows))
+    return markdown("| words | kept by | tests |", rows)
+
+
+def _kept(named: list[str]) -> tuple[str, str]:
+    """Write the functions that keep a promise, and the tests that attack it."""
+    functions = [one.split("::") for one in named if not one.startswith("tests/")]
+    kept = ", ".join(f"`{name}` in `{module}`" for module, name in functions)
+    return kept, _listed([one for one in named if one.startswith("tests/")])
 
 
 def _liars() -> str:

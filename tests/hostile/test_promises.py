@@ -1,5 +1,6 @@
 """Tables of promises, adversaries and liars: what is on the pages, and tests that show it."""
 
+import ast
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -15,13 +16,14 @@ def table(name: str) -> Any:
     return json.loads((ROOT / "tests" / name).read_text(encoding="utf-8"))
 
 
-# guide: words that promise something: tests that attack it
+# guide: words that promise something: functions that keep it, tests that attack it
 PROMISES = table("hostile/promises.json")
 # page: adversary: setting: tests that show what it learns
 SHOWN = table("privacy/adversaries.json")
 # who lies: setting: files of tests
 LIARS = table("hostile/liars.json")
 WHOLE = ("security", "secure-sum")  # guides of which each section that promises is here
+KEPT = (*WHOLE, "reference/protocol")  # pages whose promises name the functions that keep them
 PROMISE_NOTHING = {"Parts", "Supply chain"}
 OF_ALL = ("network in between", "SuperLink that also delivers the app")  # whatever the method
 ADVERSARIES = (
@@ -41,11 +43,32 @@ def named_in(part: Any) -> Iterator[str]:
             yield from named_in(one)
 
 
-def test_every_test_that_a_table_names_is_there() -> None:
-    for test in (*named_in(PROMISES), *named_in(SHOWN), *named_in(LIARS)):
-        file, _, name = test.partition("::")
-        text = (ROOT / file).read_text(encoding="utf-8")
-        assert not name or f"\ndef {name}(" in text, test
+def defined_in(place: str) -> set[str]:
+    """Return the functions of a file, methods behind their class; or all names in a folder."""
+    path, found = ROOT / place, set[str]()
+    for file in sorted(path.glob("*.py")) if path.is_dir() else [path]:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            inside, of = [node], ""
+            if isinstance(node, ast.ClassDef):
+                inside, of = node.body, "" if path.is_dir() else f"{node.name}."
+            found |= {of + one.name for one in inside if isinstance(one, ast.FunctionDef)}
+    return found
+
+
+def test_every_test_and_function_that_a_table_names_is_there() -> None:
+    there = dict[str, set[str]]()
+    for one in (*named_in(PROMISES), *named_in(SHOWN), *named_in(LIARS)):
+        place, _, name = one.partition("::")
+        if place not in there:
+            there[place] = defined_in(place)
+        assert not name or name in there[place], one
+
+
+def test_every_promise_of_security_names_what_keeps_it_and_what_attacks_it() -> None:
+    for name in KEPT:
+        for words, named in PROMISES[name].items():
+            tests = [one for one in named if one.startswith("tests/")]
+            assert tests and len(tests) < len(named), words
 
 
 def one_line(text: str) -> str:
