@@ -338,7 +338,7 @@ def test_flowers_lines_become_rounds_and_only_what_is_new_is_shown(
 def test_completion_names_commands_and_configs(
     monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    fake = SimpleNamespace(FILE="file", DIRECTORY="folder")
+    fake = SimpleNamespace(FILE="file", DIRECTORY="folder", __spec__="is there")
     fake.complete = lambda parser, preamble, **_: f"{preamble['bash']} {parser.format_help()}"
     monkeypatch.setitem(sys.modules, "shtab", fake)
     assert cli.main(["completion", "bash"]) == 0

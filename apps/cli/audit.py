@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from flower_graph.apps.cli.run import default_folder
+from flower_graph.apps.cli.run import NO_CONFIG, default_folder, of_seeds
 from flower_graph.apps.cli.say import say, withheld
 from flower_graph.apps.run import check_run, make_server, making_grid
 from flower_graph.audit import attacks
@@ -97,11 +97,11 @@ def audit_command(args: argparse.Namespace) -> int:
         say(write_index(args.page))
         return 0
     if args.config is None:
-        raise ConfigError("CONFIG: missing; name one, such as quickstart (see `flower-graph list`)")
+        raise ConfigError(NO_CONFIG)
     if args.rounds is not None and args.rounds < 2:
         raise ConfigError(f"--rounds {args.rounds}: at least 2 are needed")
     how = {"rounds": args.rounds, "epsilons": parse_epsilons(args.epsilon), "alone": args.alone}
-    seeds = [[f"seed={seed}"] for seed in args.seeds or ()] or [[]]
+    seeds = of_seeds(args.seeds)
     plans = [settings_of(args.config, [*args.overrides, *local], **how) for local in seeds]
     for _, config in plans[0]:
         check_run(config)

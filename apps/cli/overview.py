@@ -9,9 +9,9 @@ from typing import Any
 from flower_graph.apps.cli.main import make_parser
 from flower_graph.apps.cli.say import hand_over, say
 from flower_graph.config.common import RunConfig
+from flower_graph.config.rules import require_library
 from flower_graph.config.schema import settings_of
 from flower_graph.data.sources.names import HERE, known_names, presence
-from flower_graph.errors import ConfigError
 from flower_graph.method.load import (
     data_name_of,
     describe_config,
@@ -71,12 +71,9 @@ def explained(config: RunConfig) -> str:
 
 def completion_command(args: argparse.Namespace) -> int:
     """Print the completion script of a shell."""
-    try:
-        import shtab
-    except ImportError as error:
-        raise ConfigError(
-            "completion: needs shtab: pip install 'flower-graph[completion]'"
-        ) from error
+    require_library("shtab", "completion", extra="completion")
+    import shtab
+
     parser = make_parser()
     for action in _actions(parser):
         if action.dest == "config" or action.metavar == "CONFIG":

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flower_graph.apps.cli.run import default_folder
+from flower_graph.apps.cli.run import default_folder, of_seeds
 from flower_graph.apps.cli.say import say
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError
@@ -29,8 +29,7 @@ PICTURE, CLASSES = "partition.png", "classes.png"
 
 def partition_command(args: argparse.Namespace) -> int:
     """Partition a config's graph, print the figures and write them with a picture."""
-    seeds = [[f"seed={seed}"] for seed in args.seeds or ()] or [[]]
-    configs = [load_config(args.config, [*args.overrides, *seed]) for seed in seeds]
+    configs = [load_config(args.config, [*args.overrides, *one]) for one in of_seeds(args.seeds)]
     config, first = configs[0], f"seed {configs[0].seed}"
     if args.supernodes is not None and len(configs) > 1:
         raise ConfigError(

@@ -44,6 +44,7 @@ WRITTEN = (
     *(".running", ".probe", ".partial-*", CHECKPOINTS, "clients", "embeddings", "rows"),
     *("snapshots", "tensorboard", "wandb"),
 )
+NO_CONFIG = "CONFIG: missing; name one, such as quickstart (see `flower-graph list`)"
 ENGINE_STARTS = (
     "Flower's engine starts, with processes of its own: half a minute until round 1, or more"
 )
@@ -134,6 +135,11 @@ def default_folder(name: str, kind: str = "") -> Path:
     return Path("runs") / f"{kind}{stem_of(name)}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
 
 
+def of_seeds(seeds: Sequence[int] | None) -> list[list[str]]:
+    """Return the overrides of each seed; of no seed, none: the config has its own."""
+    return [[f"seed={seed}"] for seed in seeds or ()] or [[]]
+
+
 def _plan(args: argparse.Namespace) -> tuple[Path, list[Job]]:
     """Return the output folder and the runs; all settings are checked before the first run."""
     name, overrides, seeds = args.config, list(args.overrides), args.seeds
@@ -160,11 +166,11 @@ def _plan(args: argparse.Namespace) -> tuple[Path, list[Job]]:
         if name is None:
             raise CheckpointError(f"--resume {args.resume}: no run to resume; no {CONFIG} in it")
     if name is None:
-        raise ConfigError("CONFIG: missing; name one, such as quickstart (see `flower-graph list`)")
+        raise ConfigError(NO_CONFIG)
     how: Any = {"of_run": name != args.config, "trust": Trust(code=args.trust_code)}
     top = files.named(args.resume or args.out or default_folder(name))
     jobs = list[Job]()
-    for own in [[f"seed={seed}"] for seed in seeds or ()] or [[]]:
+    for own in of_seeds(seeds):
         given, out = [*overrides, *own], top
         config = load_config(name, given, **how)
         if len(seeds or ()) > 1:

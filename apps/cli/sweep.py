@@ -27,6 +27,7 @@ from flower_graph.apps.parallel import in_parallel, loaded, settings_of, workers
 from flower_graph.apps.run import run
 from flower_graph.config.common import CHECKPOINTS, RunConfig
 from flower_graph.config.foreign import RESULT
+from flower_graph.config.rules import require_library
 from flower_graph.errors import ConfigError, DivergedError, OutputError
 from flower_graph.method.compare import compare, or_nan
 from flower_graph.method.load import read_override, title_of, to_yaml
@@ -131,10 +132,9 @@ def do_run(trial: Trial, seed: int) -> str:
 
 def search(sweep: Trial, varied: Mapping[str, Sequence[str]], count: int) -> list[Trial]:
     """Try this many proposals of Optuna, each informed by the trials before it."""
-    try:
-        import optuna
-    except ImportError as error:
-        raise ConfigError("--optuna: needs pip install 'flower-graph[optuna]'") from error
+    require_library("optuna", "--optuna", extra="optuna")
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(seed=0)
     study = optuna.create_study(direction="maximize", sampler=sampler)

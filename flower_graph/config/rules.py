@@ -75,11 +75,11 @@ def require(good: bool, key: str, value: object, allowed: str) -> None:
         raise ConfigError(words, key=key)
 
 
-def require_library(library: str, key: str, *, extra: str, otherwise: str) -> None:
-    """Refuse a setting whose library is not installed; ``ConfigError`` names the extra."""
+def require_library(library: str, key: str, *, extra: str, otherwise: str = "") -> None:
+    """Refuse what needs a library that is not installed; ``ConfigError`` names the extra."""
     if find_spec(library) is None:
-        words = f"{library} is not installed: pip install 'flower-graph[{extra}]', or {otherwise}"
-        raise ConfigError(f"{key}: {words}", key=key)
+        words = f"{library} is not installed: pip install 'flower-graph[{extra}]'"
+        raise ConfigError(f"{key}: {words}" + f", or {otherwise}" * bool(otherwise), key=key)
 
 
 # Keys of earlier builds, with what to do instead
