@@ -52,22 +52,24 @@ class RelayAudit(attacks.Audit[NFedGNNConfig]):
 
     def view(self, message: attacks.Exchange) -> Iterator[tuple[str, int, Any]]:
         entries = attacks.config_of(message.request)
-        records = message.request.array_records.values()
-        arrays = [array.numpy() for record in records for array in record.values()]
-        reply = partial(attacks.array_of, message.reply, keys.ARRAYS)
         if message.kind == "query":
             settings = EnrolmentRequest.from_config(entries).settings
             features = attacks.config_of(message.reply)["weight-shape"][0] - settings.bias
             start = shared_linear_weight(features, settings).numpy()
             yield LAYER, attacks.SERVER, suite.Layer(start, settings.bias, settings.weight_decay)
-        elif message.kind == "train" and keys.GRADIENT_ROUND in entries:  # a layer of each user's
+        if message.kind != "train":
+            return
+        records = message.request.array_records.values()
+        arrays = [array.numpy() for record in records for array in record.values()]
+        reply = partial(attacks.array_of, message.reply, keys.ARRAYS)
+        if keys.GRADIENT_ROUND in entries:  # each user has a layer of its own
             own = RelayRequest.from_numpy(arrays, entries)
             rounds = own.average_round, own.server_round
             rows = own.users.tolist(), own.gradient_round, own.gradient, reply("relay")
             for user, is_given, gradient, latent in zip(*rows, strict=True):
                 given = gradient if is_given else None
                 yield STEPS, user, suite.Step(given, own.average, latent, own.rate, *rounds)
-        elif message.kind == "train":
+        else:
             common = LatentRequest.from_numpy(arrays, entries)
             layer, total = common.advance, common.advance.total
             total = None if total is None else total.copy()

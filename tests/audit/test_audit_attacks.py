@@ -9,7 +9,7 @@ from federation import ALL, Setup
 
 from flower_graph.apps.cli.audit import _deviating_run
 from flower_graph.audit import suite
-from flower_graph.audit.attacks import Finding, guess_variance, guesses, ranking
+from flower_graph.audit.attacks import Finding, Seen, guess_variance, guesses, ranking
 from flower_graph.method.registry import method_of
 from flower_graph.strategies.fedgls.attack import layers
 
@@ -90,6 +90,24 @@ def test_a_model_is_split_into_its_layers() -> None:
     (one, hidden), (other, end) = layers(first, np.concatenate([bias, weight, last]))
     assert one is first and (hidden == bias).all() and (end == last).all()
     assert (other == weight.reshape(width, classes)).all()
+
+
+def test_what_is_seen_is_sorted_by_client_and_never_of_too_few() -> None:
+    seen = Seen([[("names", 3, "a")], [], [("names", 0, "b"), ("names", 3, "c"), ("sums", 1, "d")]])
+    assert seen.of("names", 2) == [["b"], ["a", "c"]] and seen.of("sums") == [["d"]]
+    for name, clients in (("names", 3), ("other", 1)):
+        with pytest.raises(ValueError, match=f"{name} of . of {clients} clients"):
+            seen.of(name, clients)
+
+
+def test_sizes_and_pairs_are_judged_without_those_that_are_alike() -> None:
+    # Of six pairs one has equal sizes; in three of the others the first is larger, and what is
+    # seen differs by -8, -12 and 0 there, by -8 and -12 in the other two: 4 of 6, ties half
+    found = suite.larger("", [8, 4, 16, 16], [5, 5, 9, 3])
+    assert (found.n, found.true, found.success) == (5, 3, pytest.approx(4 / 6))
+    scores = np.array([[9, 1, 2], [1, 9, 3], [2, 3, 9]])  # of a client with itself: not a pair
+    found = suite.pairs("", scores, np.array([[1, 0, 0], [0, 1, 1], [0, 1, 1]], bool))
+    assert (found.n, found.true, found.success) == (3, 1, 1.0)
 
 
 def test_findings_count_their_cases() -> None:
