@@ -146,14 +146,6 @@ def distance_gradient(
 # Client ------------------------------------------------------------------------------------------
 
 
-class Shown(NamedTuple):
-    """A client's generator, and the nodes whose neighbours others are to compare."""
-
-    missing: Tensor  # [q] hidden neighbours of each node
-    encoded: Tensor  # [q, latent] the nodes, encoded, with noise
-    weights: Tensor  # [w] of its ``fGen``
-
-
 def train_alone(model: SageModel, graph: ImpairedGraph, adam: torch.optim.Optimizer) -> None:
     """Train NeighGen, with the classifier, on the client's own graph (step 1)."""
     model.generator.requires_grad_()
@@ -173,29 +165,34 @@ def own_loss(model: SageModel, graph: ImpairedGraph, purpose: str, epoch: int) -
 
 
 @torch.no_grad()
-def show(model: SageModel, graph: ImpairedGraph, epoch: int) -> Shown:
+def show(model: SageModel, graph: ImpairedGraph, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return what other clients compare with their nodes in this epoch (step 2)."""
+    # Of the nodes with a hidden neighbour: their number of these [q], and the nodes, encoded, with
+    # noise [q, latent]; and the weights of fGen [w]
     z = model.generator.encode(graph.rest, graph.adjacency)
     z = z + model.generator.noise(graph.client, "together", epoch, z)
     missing = graph.impaired.missing
     chosen = (missing > 0).nonzero().flatten()
     weights = parameters_to_vector(model.generator.feature_weights())
-    return Shown(missing[chosen].clamp(max=NEIGHBOURS), z[chosen], weights)
+    return missing[chosen].clamp(max=NEIGHBOURS), z[chosen], weights
 
 
 def compare(
-    shown: Sequence[Shown],
     authors: Tensor,
+    missing: Sequence[Tensor],
+    encoded: Sequence[Tensor],
+    weights: Tensor,
     like: Sequence[Tensor],
     features: Sequence[Tensor],
     clients: Tensor,
 ) -> Tensor:
     """Return the gradients ``[a, w]`` of the authors' weights towards the nodes here (step 2)."""
-    # authors [a], like: the weights of an fGen, features [n, f] of each of the clients [c]
-    weights = torch.stack([one.weights for one in shown]).requires_grad_()
+    # What each of the authors [a] shows; like: the weights of an fGen, layer by layer; features
+    # [n, f] of each of the clients here [c]
+    weights.requires_grad_()
     parts = [
-        features_of(split_like(own, like), one.encoded, slots(one.missing))
-        for own, one in zip(weights.unbind(), shown, strict=True)
+        features_of(split_like(own, like), z, slots(count))
+        for own, z, count in zip(weights.unbind(), encoded, missing, strict=True)
     ]
     made, sizes = torch.cat(parts), torch.tensor([len(part) for part in parts])
     author = authors.repeat_interleave(sizes.to(authors.device))

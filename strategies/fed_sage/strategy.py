@@ -24,7 +24,7 @@ from flower_graph.errors import MalformedReplyError
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.grouped import one_thread
 from flower_graph.strategies.fed_sage import algorithm, modules
-from flower_graph.strategies.fed_sage.algorithm import ImpairedGraph, Shown
+from flower_graph.strategies.fed_sage.algorithm import ImpairedGraph
 from flower_graph.strategies.fedscem.baselines import EgoFedAvg, EgoModelClient
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.wire import codec
@@ -70,21 +70,6 @@ class Generators(codec.Message, down="train.compare", up="train.generate"):
             raise MalformedReplyError(f"{ROWS}: counts for {missing.size} nodes, got {rows[:5]}...")
         if missing.size and (missing.min() < 1 or missing.max() > modules.NEIGHBOURS):
             raise MalformedReplyError(f"missing: expected 1 to {modules.NEIGHBOURS}")
-
-    @classmethod
-    def of(cls, epoch: int, client: int, shown: Shown) -> Generators:
-        missing, encoded, weights = (one.cpu().numpy() for one in shown)
-        rows = np.array([client]), np.array([len(missing)])
-        return cls(epoch, *rows, missing, encoded, weights[None])
-
-    def each(self, device: torch.device) -> list[Shown]:
-        """Return what each author shows."""
-        rows: list[int] = self.rows.tolist()
-        missing, encoded = (
-            torch.from_numpy(one).to(device) for one in (self.missing, self.encoded)
-        )
-        weights = torch.from_numpy(self.weights).to(device).unbind()
-        return [*map(Shown, missing.split(rows), encoded.split(rows), weights)]
 
     @classmethod
     def join(cls, parts: Sequence[Generators]) -> Generators:
@@ -176,25 +161,29 @@ class SageClient(EgoModelClient):
                     how = request.others, learner.optimiser
                     algorithm.step_together(model, graph, request.epoch, came, *how)
                 if request.share:
-                    epoch = request.epoch + 1
-                    shown.append(
-                        Generators.of(epoch, graph.client, algorithm.show(model, graph, epoch))
-                    )
+                    shown.append(self._shown(model, graph, request.epoch + 1))
         if not request.share:
             return [], len(self.graphs), {}
         return Generators.join(shown).to_numpy(len(shown))
 
     def compare(self, parameters: Parameters, config: Config) -> Answer:
         """Compare what all clients generate with the nodes here (step 2)."""
-        came = Generators.from_numpy(parameters, config)
-        authors, clients = (
-            torch.tensor(one).to(self.device) for one in (came.clients, self._clients)
-        )
-        features = [graph.x.to_dense().to(self.device) for graph in self.graphs]
+        came, device = Generators.from_numpy(parameters, config), self.device
+        shown = came.clients, came.missing, came.encoded, came.weights
+        authors, *parts, weights = (torch.from_numpy(one).to(device) for one in shown)
+        missing, encoded = (part.split(came.rows.tolist()) for part in parts)
+        features = [graph.x.to_dense().to(device) for graph in self.graphs]
         like = _model(self.shared.make()).generator.feature_weights()
+        here = like, features, torch.tensor(self._clients, device=device)
         with one_thread(len(came.rows) > 1):
-            gradient = algorithm.compare(came.each(self.device), authors, like, features, clients)
+            gradient = algorithm.compare(authors, missing, encoded, weights, *here)
         return PeerGradients(came.epoch, gradient.cpu().numpy()).to_numpy(len(self.graphs))
+
+    def _shown(self, model: modules.SageModel, graph: ImpairedGraph, epoch: int) -> Generators:
+        shown = (one.cpu().numpy() for one in algorithm.show(model, graph, epoch))
+        missing, encoded, weights = shown
+        client, rows = np.array([graph.client]), np.array([len(missing)])
+        return Generators(epoch, client, rows, missing, encoded, weights[None])
 
     def _train_alone(self, model: modules.SageModel, graph: ImpairedGraph) -> None:
         adam = self._adam({"params": model.parameters(), **PUBLISHED})
