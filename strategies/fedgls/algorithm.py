@@ -191,7 +191,6 @@ class ClientModels(nn.ParameterDict):
         if self.kind != LEARNED or self.graphless is None:
             return {}
         (data, places, *_), graph = self.graphless, self.made_graph(self.graphless)
-        self._made = None  # a gradient can be taken once
         h = two_layers(self.network(GNN, self.graphless), data.x, graph, data.ptr)
         z = two_layers(self.network(MLP, self.graphless), data.x, None, data.ptr)
         every = torch.arange(data.ptr[-1], device=h.device)
@@ -206,12 +205,12 @@ class ClientModels(nn.ParameterDict):
         x = x if drops.inputs is None else with_dropout(x, self.turn, drops.inputs)
         return two_layers(self.network(part), x, graph, self.data.ptr, drops.hidden)
 
-    def network(self, part: str, few: Graphless | None = None) -> Network:
-        """Return a network of all clients, or of a few without its gradient."""
+    def network(self, part: str, graphless: Graphless | None = None) -> Network:
+        """Return a network of all clients, or of the graphless ones without its gradient."""
         first, rest = self[f"{part}-first"], self[f"{part}-rest"]
-        if few is not None:
-            first = first.detach().index_select(0, few.rows)
-            rest = rest.detach()[few.places]
+        if graphless is not None:
+            first = first.detach().index_select(0, graphless.rows)
+            rest = rest.detach()[graphless.places]
         elif self.kind == OWN:  # each client has one of the two
             has = self.has_edges[:, None]
             first = torch.where(has[self.data.rows.owner], first, self[f"{MLP}-first"])
@@ -219,43 +218,26 @@ class ClientModels(nn.ParameterDict):
         bias, second, last = rest.split(self.widths, dim=1)
         return Network(first, bias, second.unflatten(1, (self.widths[0], self.widths[2])), last)
 
-    # The graphs, which are kept until phi has stepped
-
-    _made: LearnedGraph | None = None
-    _versions: Sequence[int] = ()  # of the phi that it was made with
-    _graph: tuple[LearnedGraph, Adjacency] | None = None
+    # Graphs, which ``modules.py`` keeps until phi has stepped
 
     def graph(self) -> Adjacency:
         """Return the normalised graph of all clients, made graphs among the given ones."""
-        if (few := self.graphless) is None:
+        if self.graphless is None:
             return self.given
-        made = self.made_graph(few)
-        if self._graph is None or self._graph[0] is not made:
-            is_knn, n = self.kind == KNN, few.data.ptr[-1]
-            part = gcn_adjacency(made.edges(), n) if is_knn else made.adjacency()
-            self._graph = made, with_part(self.given, few.nodes, part)
-        return self._graph[1]
+        made, n = self.made_graph(self.graphless), self.graphless.data.ptr[-1]
+        part = gcn_adjacency(made.edges(), n) if self.kind == KNN else made.adjacency()
+        return with_part(self.given, self.graphless.nodes, part)
 
-    @torch.enable_grad()  # the first caller may need no gradient, but a later step does
-    def made_graph(self, few: Graphless) -> LearnedGraph:
+    def made_graph(self, graphless: Graphless) -> LearnedGraph:
         """Return ``A^ = P(Gen(X; phi))`` of the graphless clients, with its gradient."""
-        versions = [value._version for name, value in self.items() if name.startswith(LEARNER)]
-        if self._made is None or self._versions != versions:
-            k, similarity = self.how.neighbours, self.how.similarity
-            self._made = similar_graph(self._compared(few), few.data.ptr, k, similarity)
-            self._versions = versions
-        return self._made
+        k, similarity = self.how.neighbours, self.how.similarity
+        return similar_graph(self._compared(graphless), graphless.data.ptr, k, similarity)
 
-    def forget_neighbours(self) -> None:
-        """Make anew the graphs that compare the hidden layers of the server's model."""
-        if self.how.knn_on == ENCODER:
-            self._made = None
-
-    def _compared(self, few: Graphless) -> Rows:
+    def _compared(self, graphless: Graphless) -> Rows:
         """Return each node's features, encoded (equations 14 and 15), or its hidden layer."""
-        data, places, rows, _ = few
+        data, places, rows, _ = graphless
         if self.kind == KNN and self.how.knn_on == ENCODER:  # without neighbours
-            first, bias, *_ = self.network(GNN, few)
+            first, bias, *_ = self.network(GNN, graphless)
             return F.relu(grouped_add(propagate(data.x, first), bias, data.ptr))
         row, column, value = entries(data.x.matrix)
         e = SparseRows(row, column, value, (data.ptr[-1], max(group_sizes(data.rows.ptr))))

@@ -26,7 +26,8 @@ from flower_graph.engine.cohort import (
 from flower_graph.errors import DataError, OutputError
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.dropout import turn_of
-from flower_graph.ops.graph import gcn_adjacency
+from flower_graph.ops.graph import Adjacency, gcn_adjacency
+from flower_graph.ops.graph_learner import LearnedGraph
 from flower_graph.ops.grouped import group_sum
 from flower_graph.outputs.build import COUNT, LAYERS, WIDTH, built_with, mapping
 from flower_graph.rng import generator
@@ -39,6 +40,7 @@ from flower_graph.strategies.fedgls.algorithm import (
     Graphless,
 )
 from flower_graph.strategies.fedgls.config import (
+    ENCODER,
     ENCODERS,
     FEDGLS,
     GRAPHS,
@@ -117,6 +119,9 @@ class StructureModel(ClientModels):
         self.arguments = {"features": features, "hidden": hidden, "classes": classes, "name": name}
         self.arguments["graph"] = {key: asdict(how)[key] for key in SAVED}
         self.is_held = False  # whether it has its clients' graphs
+        self._made: LearnedGraph | None = None
+        self._versions: list[int] = []  # of the phi that it was made with
+        self._graph: tuple[LearnedGraph | None, Adjacency] | None = None
 
     def forward(self, x: Tensor, edge_index: Tensor | None = None) -> Tensor:
         """Return logits ``[n, k]`` from features ``[n, f]`` and, where there are any, edges.
@@ -157,9 +162,33 @@ class StructureModel(ClientModels):
         self.has_edges[[*graphless]] = False
         if graphless and self.kind in (LEARNED, KNN):
             nodes = torch.cat([torch.arange(data.ptr[at], data.ptr[at + 1]) for at in graphless])
-            few = joined([*graphless.values()], by_rows=True)
-            rows = data.rows.at([*graphless])
-            self.graphless = Graphless(few, [*graphless], rows.to(device), nodes.to(device))
+            own, rows = joined([*graphless.values()], by_rows=True), data.rows.at([*graphless])
+            self.graphless = Graphless(own, [*graphless], rows.to(device), nodes.to(device))
+
+    # Graphs are kept until phi has stepped
+
+    def graph(self) -> Adjacency:
+        made = None if self.graphless is None else self.made_graph(self.graphless)
+        if self._graph is None or self._graph[0] is not made:
+            self._graph = made, super().graph()
+        return self._graph[1]
+
+    @torch.enable_grad()  # the first caller may need no gradient, but a later step does
+    def made_graph(self, graphless: Graphless) -> LearnedGraph:
+        versions = [value._version for name, value in self.items() if name.startswith(LEARNER)]
+        if self._made is None or self._versions != versions:
+            self._made, self._versions = super().made_graph(graphless), versions
+        return self._made
+
+    def contrast(self) -> dict[int, Tensor]:
+        if losses := super().contrast():
+            self._made = None  # a gradient can be taken once
+        return losses
+
+    def forget_neighbours(self) -> None:
+        """Make anew the graphs that compare the hidden layers of the server's model."""
+        if self.how.knn_on == ENCODER:
+            self._made = None
 
 
 def used_graph(graph: ClientGraph, kind: str) -> ClientGraph:
