@@ -163,7 +163,7 @@ def of_figures(place: Path) -> Iterator[Target]:
 
 
 def of_parties(place: Path) -> Iterator[Target]:
-    file, key = place / "registry.json", place / "key-0"
+    file, key = place / "registry.json", place / "party-0"
     write_keys(5, place)
     registry, journal, public = Registry.read(file), place / "own.journal", key.with_suffix(".pub")
     kept = Journal(journal, b"a run")

@@ -1,7 +1,7 @@
 """Sums between hosts and a server, trusted or not; a test loses messages, or lies on the way."""
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
@@ -108,15 +108,22 @@ def in_journal(trust: TrustSettings, **changes: Any) -> TrustSettings:
 def keys_in(folder: Path, count: int) -> list[dict[str, str]]:
     """Say in each SuperNode's config which key and registry of a folder are its own."""
     registry = str(folder / "registry.json")
-    return [{"identity-key": str(folder / f"key-{i}"), "registry": registry} for i in range(count)]
+    keys = [str(folder / f"party-{i}") for i in range(count)]
+    return [{"identity-key": key, "registry": registry} for key in keys]
 
 
-def write_keys(count: int, folder: Path, each: int = 2) -> list[dict[str, str]]:
-    """Write keys of some clients each and a registry as files; give the node configs with them."""
+def write_keys(
+    count: int, folder: Path, each: int = 2, clients: Sequence[Sequence[int]] = ()
+) -> list[dict[str, str]]:
+    """Write parties' keys and a registry as files; give the node configs that name them.
+
+    Parties have some clients each, in turn, or those that are named.
+    """
     registry, configs = Registry({}, each), keys_in(folder, count)
     for i, config in enumerate(configs):
+        own = [range(one, one + 1) for one in clients[i]] if clients else []
         key = new_identity(Path(config["identity-key"]))
-        registry = registry.with_party(key, [range(each * i, each * (i + 1))])
+        registry = registry.with_party(key, own or [range(each * i, each * (i + 1))])
     registry.write(folder / "registry.json")
     return configs
 

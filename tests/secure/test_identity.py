@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sum_helpers import write_keys
 
 from flower_graph.errors import ConfigError, IdentityError, RefusedError
 from flower_graph.secure.channel import new_key
@@ -30,11 +31,7 @@ from flower_graph.secure.sum.messages import BINDING, KeyReply
 def parties(tmp_path_factory):
     """Six parties of four clients each, and their files."""
     folder = tmp_path_factory.mktemp("parties")
-    registry = Registry({}, 4)
-    for party in range(6):
-        key = new_identity(folder / f"party-{party}")
-        registry = registry.with_party(key, [range(4 * party, 4 * party + 4)])
-    registry.write(folder / "registry.json")
+    write_keys(6, folder, each=4)
     return folder
 
 

@@ -18,6 +18,7 @@ from flwr.app import Context, RecordDict
 from graph_helpers import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sum_helpers import write_keys
 
 from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import RefusedError, StateLostError
@@ -400,18 +401,11 @@ DEAL = [[0, 1, 2], [3, 4], [5], [6, 7, 8], [9, 10], [11]]
 
 @pytest.fixture
 def parties(tmp_path):
-    registry, keys = Registry({}, 3), [tmp_path / f"key-{part}" for part in range(len(DEAL))]
-    for path, places in zip(keys, DEAL, strict=True):
-        clients = [range(100 + place, 101 + place) for place in places]
-        registry = registry.with_party(new_identity(path), clients)
-    registry.write(tmp_path / "registry.json")
+    keys = write_keys(6, tmp_path, 3, [[100 + place for place in places] for places in DEAL])
 
     def client(context, egos, settings, **options):
-        part = int(context.node_config["partition-id"])
-        files = {"identity-key": str(keys[part]), "registry": str(tmp_path / "registry.json")}
-        return EgoNetworkClient(
-            context, egos, settings, trust=TrustSettings.of(files, context.run_id), **options
-        )
+        trust = TrustSettings.of(keys[context.node_config["partition-id"]], context.run_id)
+        return EgoNetworkClient(context, egos, settings, trust=trust, **options)
 
     return {
         "registry": tmp_path / "registry.json",
