@@ -128,8 +128,10 @@ def joined(
 ) -> tuple[list[int], FloatArray]:
     """Return which clients have rows, and all rows ``[n, d]``: zeros of a client without any."""
     # So both directions have one shape: Flower's ``LocalDpMod`` works on the difference.
-    zeros = [np.zeros((ids.size, dimension), np.float32) for ids in nodes]
-    rows = [z if x is None else x for x, z in zip(parts, zeros, strict=True)]
+    rows = [
+        np.zeros((ids.size, dimension), np.float32) if x is None else x
+        for x, ids in zip(parts, nodes, strict=True)
+    ]
     return [int(x is not None) for x in parts], np.concatenate(rows)
 
 
