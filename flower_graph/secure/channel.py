@@ -180,4 +180,4 @@ def pieces(rows: Bytes) -> list[bytes]:
 
 def framed(*parts: bytes) -> bytes:
     """Join parts so that no other parts give the same bytes."""
-    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return b"".join([len(part).to_bytes(4, "big") + part for part in parts])

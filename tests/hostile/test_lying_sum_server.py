@@ -174,6 +174,25 @@ def test_a_second_list_is_refused(world, put_back, why):
             party.sign_list(again)
 
 
+def test_nobody_is_listed_who_was_not_ready(world):
+    """With parties that have sent nothing a server would make the minimum up."""
+    world.begin()
+    world.prepare(0, [1005])
+    world.mask(0)
+    with pytest.raises(RefusedError, match="not ready"):
+        world.hosts[VICTIM].sign_list(ListRequest(world.server.epoch.id, 0, np.ones(12, np.bool_)))
+
+
+def test_a_minimum_within_the_threshold_begins_no_epoch(world, monkeypatch):
+    """A sum needs somebody beside those whose shares open it."""
+    monkeypatch.setattr(party_server.PartySums, "fewest_nodes", 5)
+    monkeypatch.setattr(party_server, "plan_of", lambda *_: (11, 4))
+    for party in world.hosts.values():
+        party.trust = replace(party.trust, minimum=5)
+    with pytest.raises(RefusedError, match="minimum 5, threshold"):
+        world.begin()
+
+
 def test_signatures_of_others_or_other_rounds_do_not_count(world):
     world.begin()
     world.check(world.round(0), range(12))

@@ -19,7 +19,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -287,9 +287,11 @@ class Journal:
             content = Content.read(self.path)
             yield content
             content.trim()
+            records = {name: vars(kept) for name, kept in content.records.items()}
+            text = json.dumps(vars(content) | {"records": records}).encode()
             try:
                 with replaced(self.path) as stream:
-                    stream.write(sealed(json.dumps(asdict(content)).encode()))
+                    stream.write(sealed(text))
             except OSError as error:
                 why = f"cannot be written: {error.strerror}"
                 raise IdentityError(f"journal {self.path}: {why}") from error
@@ -314,9 +316,13 @@ STATE_BYTES = 16
 
 def digest_of(arrays: Iterable[ArrayLike]) -> bytes:
     """Name a state, such as a vector before masks and pads, by a hash of its numbers; 16 bytes."""
-    vectors = [np.asarray(one) for one in arrays]
-    parts = [f"{one.dtype} {one.shape} ".encode() + one.tobytes() for one in vectors]
-    return hashlib.sha256(framed(b"flower-graph state 1", *parts)).digest()[:STATE_BYTES]
+    # As ``framed`` writes parts, but hashed where they lie: a copy takes longer than the hash
+    found = hashlib.sha256(framed(b"flower-graph state 1"))
+    for one in map(np.asarray, arrays):
+        head = f"{one.dtype} {one.shape} ".encode()
+        found.update((len(head) + one.nbytes).to_bytes(4, "big") + head)
+        found.update(np.ascontiguousarray(one).reshape(-1).view(np.uint8).data)
+    return found.digest()[:STATE_BYTES]
 
 
 def set_of(parties: Iterable[int]) -> int:

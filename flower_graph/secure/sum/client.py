@@ -33,7 +33,7 @@ from numpy.typing import ArrayLike, NDArray
 from flower_graph.errors import OutOfRangeError, RefusedError, StateLostError, refuse_if
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.secure import channel
-from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, pieces, rows_of
+from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, pieces, rows_of, spread
 from flower_graph.secure.node_config import LEAST_CLIENTS, least_clients
 from flower_graph.secure.parties.epoch import (
     LIST,
@@ -182,8 +182,6 @@ class SumClient:
         """Show the own part of the graph's seed, when all commitments are there."""
         trust = self._trusted()
         self._check_run(request.run_id, self.run_id)
-        why = "the seed of the graph was shown for another list: bind anew"
-        refuse_if(self._shown is not None, why)
         points = {client: self.points.get(client) for client in self.clients}
         check_shown(request, trust, self._commitment, points)
         # On the disk before the seed leaves: neither another epoch's run nor a state that is put
@@ -445,17 +443,17 @@ class SumClient:
             raise RefusedError(f"no list of round {kept.number} was signed here")
         row = epoch.partners_of(epoch.index(self.party))
         parts = epoch.signed_parts(kept.number, kept.ready, listed, kept.terms)
-        columns, good = request.columns, 0
+        columns = request.columns
         is_odd = not each_once(columns) or not np.isin(columns, np.arange(row.size)).all()
         is_odd = is_odd or len(columns) != len(request.signatures)
         refuse_if(is_odd, "a signature is there twice, or is not a partner's")
-        verify = self._trusted().registry.verify
-        for index, signature in zip(row[columns], pieces(request.signatures), strict=True):
-            if listed[index]:
-                good += verify(int(epoch.parties[index]), signature, LIST, *parts)
-            if good >= epoch.threshold:
-                return listed[row]
-        raise RefusedError(f"{good} partners signed it: others saw something else")
+        registry, there = self._trusted().registry, listed[row[columns]]
+        signers = epoch.parties[row[columns][there]].tolist()
+        signed = [*zip(signers, pieces(request.signatures[there]), strict=True)]
+        good = sum(spread(lambda one: registry.verify(*one, LIST, *parts), signed))
+        why = f"{good} partners signed it: others saw something else"
+        refuse_if(good < epoch.threshold, why)
+        return listed[row]
 
     # Shares
 
