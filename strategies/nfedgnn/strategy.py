@@ -618,7 +618,9 @@ class OwnLayer(Layer):
         """Keep the gradients for users, and the mean of the weights that they sent."""
         self._delivered(self.answered)
         users, answers = self.asked_at(self.answered), self.relay.answers.values()
-        self.gradient[users] = gradient.cpu().numpy()[users]
+        gradients = gradient.cpu().numpy()
+        for local in map(self.relay.session.asked.__getitem__, self.answered):
+            self.gradient[local] = gradients[local]  # of a million users no second copy of all
         self.gradient_round[users], self.rate = server_round, rate
         self.traffic[users, ANSWERED] += 1
         self.tally_vectors("up", "latent", users)
