@@ -397,7 +397,7 @@ def restore(server: RelayServer, state: StateDict) -> None:
 # The users' layer --------------------------------------------------------------------------------
 
 
-class Layer(Membership):
+class HostedLayer(Membership):
     """The server's half of the users' layer: who hosts which users, who is there, and bytes.
 
     A form has what `relay_round` needs, ``latents`` and ``step``, and ``finish``.
@@ -530,7 +530,7 @@ class Layer(Membership):
         self.left = left
 
 
-class OwnLayer(Layer):
+class OwnLayer(HostedLayer):
     """Users with a map each: gradients, and averaged weights if there are any, wait for users.
 
     A round is one exchange. The message that asks for the latent vectors of round ``t`` carries the
@@ -540,8 +540,8 @@ class OwnLayer(Layer):
     edges until it does.
     """
 
-    rows = (*Layer.rows, "gradient", "gradient_round", "has_average")
-    others = (*Layer.others, "rate", "average", "average_round")
+    rows = (*HostedLayer.rows, "gradient", "gradient_round", "has_average")
+    others = (*HostedLayer.others, "rate", "average", "average_round")
     rate = 0.0  # with which users take their gradients: of the last round
     average: FloatArray | None = None
     average_round = 0
@@ -619,7 +619,7 @@ class OwnLayer(Layer):
         self._delivered(self.answered)
         users, answers = self.asked_at(self.answered), self.relay.answers.values()
         gradients = gradient.cpu().numpy()
-        for local in map(self.relay.session.asked.__getitem__, self.answered):
+        for local in (self.relay.requests[node].users for node in self.answered):
             self.gradient[local] = gradients[local]  # of a million users no second copy of all
         self.gradient_round[users], self.rate = server_round, rate
         self.traffic[users, ANSWERED] += 1
@@ -649,7 +649,7 @@ class OwnLayer(Layer):
         self._delivered(replies.values)
 
 
-class CommonLayer(Layer):
+class CommonLayer(HostedLayer):
     """One map of all users: its last step, and which SuperNodes have taken that step.
 
     A round is two exchanges:
