@@ -792,11 +792,6 @@ class SecureSum:
         self.round.take(node, reply)
         return list(reply.clients.tolist())
 
-    def forget(self, node: int) -> None:
-        """Remove a SuperNode that has lost its keys; it is asked for new ones."""
-        if node in self.server.clients:
-            self.server.forget(node)
-
     # The stages, over messages that a caller may send
 
     def begin(self, server_round: int, nodes: Collection[int]) -> bool:
@@ -883,6 +878,6 @@ class SecureSum:
         replies = self._send(requests, server_round=server_round, read=read, **how)
         self.rejected += replies.rejected
         for entry in replies.rejected if isinstance(self._exchange, Exchange) else ():
-            if entry.kind is Kind.STATE_LOST:
-                self.forget(entry.node_id)
+            if entry.kind is Kind.STATE_LOST and entry.node_id in self.server.clients:
+                self.server.forget(entry.node_id)  # it is asked for new keys
         return replies

@@ -120,6 +120,19 @@ def test_a_share_of_colluders_that_fits_no_graph_shows_no_seed(world, corrupt):
         world.begin()
 
 
+def test_pads_hide_sums_of_as_many_as_are_ready(world):
+    """Pads of 2^a contributors need a guard bits, though the minimum needs fewer."""
+    world.begin()
+    world.prepare(0)
+    request, party = world.requests("mask", 0)[VICTIM], world.host(VICTIM)
+    party._rounds[0].minimum = 8  # as another trust-minimum would have it; twelve are ready
+    ring = replace(RING, guard_bits=3)
+    party.receive(request, ring)
+    terms = replace(TERMS, ring=ring, padded=True)
+    with pytest.raises(RefusedError, match="pads need 4"):
+        party.mask(request, party.clients, world.words[PLACE], terms, [STATE])
+
+
 # Sums of the same vectors under two limits differ by what is left out, or shortened ---------------
 
 

@@ -273,7 +273,7 @@ class SumClient:
             digest = digest_of(state) + digest_of([np.array(present, np.int64), limit])
             who = set_of(epoch.parties[request.live].tolist())
             trust.journal.check_state(terms.purpose, digest, who)
-            held_by = max(held_by, len(epoch.points))
+            held_by = max(int(request.live.sum()), len(epoch.points))
         terms.check_guard(held_by)
         kept.terms = terms.digest(request.length, request.word, kept.threshold, kept.minimum)
         masked = np.array(total)
