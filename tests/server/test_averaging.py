@@ -27,6 +27,7 @@ from flower_graph.flower_compat import stamp
 from flower_graph.privacy.noise import CentralNoise
 from flower_graph.server.averaging import Combined, Wanted, check_replies, make_robust
 from flower_graph.wire.exchange import MAX_NAMED, few
+from flower_graph.wire.ledger import reply_bytes
 
 pytestmark = pytest.mark.usefixtures("identity")
 NAN = np.full(2, np.nan, np.float32)
@@ -346,6 +347,14 @@ def test_malformed_answers_are_left_out(answer: RecordDict, reason: str):
     nodes, reasons = check(content(), answer)
     assert nodes == [1]
     assert reasons.keys() == {2} and reason in reasons[2]
+
+
+def test_a_large_model_may_come_in_twice_its_bytes():
+    count = reply_bytes() // 2  # float32 numbers of twice the bytes that a reply may have besides
+    model = ArrayRecord({"a": Array(np.zeros(count, np.float32))})
+    wide, more = np.ones(count), np.ones((3, count), np.float32)
+    assert check(content(a=wide, b=None), model=model) == ([1], {})
+    assert "bytes" in check(content(a=more, b=None), model=model)[1][1]
 
 
 @pytest.mark.parametrize("weight", [0, -1, 0.0, math.nan, math.inf, 2**60, [3], None])
