@@ -605,10 +605,6 @@ class PartySums(SumServer):
 # Sums over messages ------------------------------------------------------------------------------
 
 
-def nothing(node: int, content: RecordDict) -> None:
-    """Read nothing of a reply but its masked vector."""
-
-
 class SecureSum:
     """The server's half: asks the clients for masked vectors and adds them up.
 
@@ -730,7 +726,9 @@ class SecureSum:
         detail: bytes = b"",
         *,
         padded: bool = False,
-        read: Callable[[int, RecordDict], object] = nothing,
+        are_numbers: bool = True,
+        following: Callable[[], Iterable[int] | None] | None = None,
+        read: Callable[[int, RecordDict], object] | None = None,
         most_bytes: int | None = None,
     ) -> Added:
         """Send each SuperNode its message, take the masked vectors, and open their sum.
@@ -748,8 +746,14 @@ class SecureSum:
             Numbers of a vector.
         purpose, detail, padded
             The vectors' meaning, as of ``SumTerms``: clients state it too.
+        are_numbers : bool
+            Whether the words are numbers of the sum's ring; otherwise words of 64 bits.
+        following : callable, optional
+            Returns the clients of the next sum once the vectors are here, None if no sum follows
+            yet; by default all that are available.
         read : Callable[[int, RecordDict], object], optional
-            Reads and checks the rest of a reply. Any exception leaves the SuperNode out.
+            Reads and checks the rest of a reply. Any exception leaves the SuperNode out. By default
+            ``replies`` have the clients in each vector.
         most_bytes : int, optional
             The largest reply; by default as large as one without further content.
 
@@ -761,33 +765,32 @@ class SecureSum:
         """
         one, ring = self.round, self.ring
         most = most_bytes or reply_bytes(length, len(self.clients))
-        terms, entries = SumTerms(purpose, ring, detail, padded), ring.to_config()
-        masks = one.mask_requests(length, ring.word, terms)
+        entries, word = (ring.to_config(), ring.word) if are_numbers else ({}, 64)
+        terms = SumTerms(purpose, ring if are_numbers else None, detail, padded)
+        masks = one.mask_requests(length, word, terms)
         masks = {node: mask for node, mask in masks.items() if node in contents}
         requests = {n: as_record(contents[n], m.to_config() | entries) for n, m in masks.items()}
 
         def taken(node: int, content: RecordDict) -> object:
-            result = read(node, content)
-            self.take(node, content)
-            return result
+            result = None if read is None else read(node, content)
+            clients = self.take(node, content)
+            return clients if read is None else result
 
         before = len(self.rejected)
         replies = self._ask(requests, server_round, taken, message_type, most)
-        found = self.open(server_round, self.server.available)
+        found = self.open(server_round, following() if following else self.server.available)
         del found.silent[before : before + len(replies.rejected)]
         asked = {node: mask.clients.tolist() for node, mask in masks.items()}
         about = vars(found)
         return Added(**about, ring=ring, run_id=one.run_id, asked=asked, replies=replies)
 
-    def take(
-        self, node: int, content: RecordDict, record: str = ARRAYS, array: str = MASKED_SUM
-    ) -> list[int]:
+    def take(self, node: int, content: RecordDict) -> list[int]:
         """Read a SuperNode's masked sum, and return its clients that are in it.
 
         ``MalformedReplyError`` if it is not as asked for.
         """
         shape = self.round.total.shape
-        total = read_array(content, record, array, shape, limit=None, must_be_finite=False)
+        total = read_array(content, ARRAYS, MASKED_SUM, shape, limit=None, must_be_finite=False)
         reply = MaskedReply.read(content, total=total, **self.round.known)
         self.round.take(node, reply)
         return list(reply.clients.tolist())

@@ -72,7 +72,9 @@ class EgoAudit(attacks.Audit[FedSCemConfig]):
             if keys.SUMS in request.array_records:  # not in the first round
                 counts = attacks.array_of(request, keys.SUMS, keys.HOLDER_COUNTS)
                 yield SLOTS, attacks.SERVER, counts.size
-            words = attacks.array_of(reply, keys.SUMS, keys.TOTAL)
+            masked, clear = (keys.ARRAYS, keys.MASKED_SUM), (keys.SUMS, keys.TOTAL)
+            is_masked = keys.ARRAYS in reply.array_records
+            words = attacks.array_of(reply, *(masked if is_masked else clear))
             # Words of a ring are read as numbers around zero, as if no mask were on them.
             yield VECTORS, client, words.view(words.dtype.str.replace("u", "i")).astype(float)
 

@@ -42,16 +42,14 @@ from flower_graph.secure.channel import framed
 from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.secure.ring import CHECKS, Ring
 from flower_graph.secure.sum.client import MaskingClient, SumClient
-from flower_graph.secure.sum.messages import RING, KeyReply, MaskRequest, SumTerms
+from flower_graph.secure.sum.messages import RING, KeyReply, MaskedReply, MaskRequest, SumTerms
 from flower_graph.strategies.fedscem.algorithm import EgoGroup, Shared, measure
 from flower_graph.strategies.fedscem.cohort import EgoCohort
 from flower_graph.strategies.fedscem.config import ALIGNMENTS, EgoSettings
 from flower_graph.strategies.fedscem.modules import first_model
 from flower_graph.strategies.fedscem.vector import (
     Layout,
-    SumArray,
     Sums,
-    SumTensor,
     VectorEncoding,
     add_noise,
 )
@@ -59,9 +57,12 @@ from flower_graph.wire import codec, keys
 from flower_graph.wire.arrays import Answer, Config, FloatArray, IntArray, Parameters
 from flower_graph.wire.codec import Clients, Flag, Message, Part, Resume, Whole, Word
 from flower_graph.wire.counts import Counting
-from flower_graph.wire.keys import ALIGN_STAGE, ARRAY_NAMES, SUM_STATE, SUMS, TOTAL
+from flower_graph.wire.keys import ALIGN_STAGE, SUM_STATE
 
 VERIFIED = "verified"  # blinded identities under a server that may lie
+PLAIN_SUM = codec.Tensor(
+    f"{keys.SUMS}/{keys.TOTAL}", shape="L", dtype="float64", limit=None, when="is_plain"
+)
 
 
 class EgoEnrolment(Message, down="query"):
@@ -112,10 +113,10 @@ class EgoReply(Message, up="train"):
     """Client to server: the sum of its clients' vectors."""
 
     server_round: Annotated[int, Whole()]  # as asked
-    # sum of the clients' vectors: embeddings by slot, ones for slots held, nine measurements,
-    # whether the last means could not be read, weights, counts if they are asked for, checks where
-    # the server may lie (`Layout`); masked ring words, or plain
-    total: Annotated[SumArray, SumTensor(f"{keys.SUMS}/{TOTAL}", shape="L", limit=None)]
+    # plain: sum of the clients' vectors, whose parts are embeddings by slot, ones for slots held,
+    # nine measurements, whether the last means could not be read, weights, counts if they are asked
+    # for (`Layout`). A masked sum has checks, too, where the server may lie
+    total: Annotated[NDArray[np.float64] | None, PLAIN_SUM] = None
     not_saved: codec.NotSaved = ""
     # plain: who is in the sum
     clients: Annotated[IntArray, Clients("present", shape="q")] = field(
@@ -123,15 +124,16 @@ class EgoReply(Message, up="train"):
     )
     # plain: `number:reason` for each that is not in the sum
     left_out: Annotated[dict[int, str], codec.Reasons()] = field(default_factory=dict)
-    masked: Config = field(default_factory=dict)  # entries of the ``MaskedReply`` beside it
+    # the secure sum's reply, with its entries, which travel beside it
+    masked: tuple[MaskedReply, Config] | None = None
 
     def check(self, known: codec.Known) -> None:
         """Refuse clients of a plain sum that are not among those ``asked``."""
-        if (asked := known.get("asked")) is None:
+        if not known.get("is_plain"):
             return
         if not self.clients.size:
             raise MalformedReplyError("present: there is no client")
-        if (strange := np.setdiff1d(self.clients, asked)).size:
+        if (strange := np.setdiff1d(self.clients, known["asked"])).size:
             raise MalformedReplyError(f"present: client {strange[0]} was not asked here")
 
 
@@ -268,15 +270,18 @@ class EgoNetworkClient(MaskingClient):
             ready = set(aligner.finished)
             present = [client for client in mask.clients.tolist() if client in ready]
             table = aligner.sketch(union.cells, present)
-            reply = host.mask(mask, present, table, union_terms(union.epoch), [table])
-            self._keep(host)
-        return [reply.total], 1, reply.to_config() | {ARRAY_NAMES: [f"{SUMS}/{TOTAL}"]}
+            terms = union_terms(union.epoch)
+            reply, entries = self.mask(host, mask, present, table, terms, [table])
+        return [reply.total], 1, entries
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Fuse, train, embed and send the masked vector (steps 3 to 6)."""
         reply = self.round(EgoRequest.from_numpy(parameters, config), config)
         arrays, weight, entries = reply.to_numpy()
-        return arrays, weight, entries | reply.masked
+        if reply.masked is None:
+            return arrays, weight, entries
+        masked, beside = reply.masked
+        return [masked.total], weight, entries | beside
 
     def _enrolled(self, config: Config) -> SumClient:
         return self.keys()  # only ``query`` makes them, with an alignment
@@ -380,10 +385,8 @@ class EgoNetworkClient(MaskingClient):
             here = np.array(present, np.int64)
             return EgoReply(number, total, not_saved, here, left_out)
         state = [np.array(request.is_last), h.cpu().numpy()]
-        reply = host.mask(request.mask, present, total, now, state)
-        self._keep(host)
-        reply.left_out.update(left_out)
-        return EgoReply(number, reply.total, not_saved, masked=reply.to_config())
+        masked = self.mask(host, request.mask, present, total, now, state, left_out)
+        return EgoReply(number, None, not_saved, masked=masked)
 
     def _trained(
         self, cohort: EgoCohort, group: EgoGroup, request: EgoRequest, reading: VectorEncoding

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
@@ -31,10 +31,10 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.align.blinded import MAX_CLIENTS
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.node_config import LEAST_HOLDERS
-from flower_graph.secure.sum.messages import KeyReply, MaskedReply
+from flower_graph.secure.sum.messages import KeyReply
 from flower_graph.server.membership import renamed
 from flower_graph.server.round_loop import RoundStrategy, Session
-from flower_graph.server.sums import Opened, PartySums, SecureSum, SumServer, Tell
+from flower_graph.server.sums import Opened, PartySums, SecureSum, SumServer
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.fedscem.algorithm import mean_metrics, mean_model
 from flower_graph.strategies.fedscem.client import (
@@ -55,10 +55,9 @@ from flower_graph.strategies.fedscem.vector import (
     check_plain_sum,
     read_sum,
 )
-from flower_graph.wire.codec import Resume, as_record, entries_of
+from flower_graph.wire.codec import Resume, entries_of
 from flower_graph.wire.counts import counts_size
-from flower_graph.wire.exchange import Replies, reasons_of
-from flower_graph.wire.keys import SUMS, TOTAL
+from flower_graph.wire.exchange import Replies, few, reasons_of
 from flower_graph.wire.ledger import count_bytes, reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
@@ -123,14 +122,9 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         session, model = self.session, self.model
         if session.admit(server_round):
             self.sums = None  # the slots have changed
-        is_masked = self.how.aggregation == "masked"
-        if is_masked and not session.sums.clients:
-            session.sums.ready(server_round, session.sample(server_round))
+        chosen = session.choose(server_round)
         self.started, self._bytes = model, session.ledger.state_dict()
-        # Excluded clients count too: a round's sums are read with the next round's ring, which must
-        # not be smaller.
-        everyone = sum(map(len, session.clients.values()))
-        self.ring = session.sums.ring_for(everyone) if is_masked else None
+        self.ring = session.sums.ring if session.is_masked else None
         base = EgoRequest(
             server_round,
             np.zeros(0, np.int64),
@@ -146,35 +140,46 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         )
         distrusted = session.members.registry is not None
         self.layout = base.vector_layout(self.settings, session.num_slots, checked=distrusted)
-        if self.ring is not None:
-            aligner = session.members.aligner
-            order = None if aligner.plain else aligner.order
-            terms = round_terms(server_round, self.ring, order)
-            masks = session.sums.round.mask_requests(self.layout.length, self.ring.word, terms)
-            chosen = {node: mask.clients.tolist() for node, mask in masks.items()}
-            self._drawn = set(session.sums.clients)
-            session.sums.rejected.clear()  # the session has them
-        else:
-            masks, self._drawn = {}, set(session.sample(server_round))
-            hosted = session.clients.items()
-            chosen = {n: [c for c in local if c in self._drawn] for n, local in hosted}
-        connected, self.entries = set(session.exchange.grid.get_node_ids()), session.members.unsent
-        return {
-            node: replace(base, clients=np.array(clients, np.int64), mask=masks.get(node))
-            for node, clients in chosen.items()
-            if clients and node in connected
-        }
+        self.entries = session.members.unsent
+        return {n: replace(base, clients=np.array(own, np.int64)) for n, own in chosen.items()}
+
+    def exchange(self, server_round: int, contents: Mapping[int, RecordDict]) -> Replies[EgoReply]:
+        """Send the requests, and add up the vectors (step 7)."""
+        session, sums = self.session, self.session.sums
+        if self.ring is None:
+            replies = super().exchange(server_round, contents)
+            self.found = self._added(server_round, replies.values)
+            self.found.silent += session.rejected
+            return replies
+        aligner, before = session.members.aligner, list(session.rejected)
+        order = None if aligner.plain else aligner.order
+        terms = round_terms(server_round, self.ring, order)
+        is_last = server_round > session.rounds
+        sums.rejected.clear()  # the session has them
+        found = sums.add(
+            server_round,
+            contents,
+            "train",
+            self.layout.length,
+            terms.purpose,
+            terms.detail,
+            padded=True,
+            following=lambda: None if is_last else session.sample(server_round + 1),
+            read=self.read,
+            most_bytes=self.reply_bytes(),
+        )
+        # SuperNodes that fail after this exchange have sent their vector
+        session.rejected = before + few(found.replies.rejected)
+        found.silent += session.rejected
+        self.found, self.requests = found, {n: self.requests[n] for n in found.asked}
+        return found.replies
 
     def read(self, node: int, content: RecordDict) -> EgoReply:
-        request = self.requests[node]
-        asked = request.clients if request.mask is None else None
-        known = {"server_round": request.server_round, "L": self.layout.length, "asked": asked}
-        reply = EgoReply.read(content, **known)
-        if request.mask is None:
+        request, is_plain = self.requests[node], self.ring is None
+        known = {"server_round": request.server_round, "L": self.layout.length}
+        reply = EgoReply.read(content, **known, asked=request.clients, is_plain=is_plain)
+        if reply.total is not None:
             check_plain_sum(reply.total, self.layout, reply.clients.size)
-        else:
-            local, entries = self.session.sums.round, entries_of(content)
-            local.take(node, MaskedReply.from_config(entries, total=reply.total, **local.known))
         return reply
 
     def reply_bytes(self) -> int:
@@ -183,27 +188,17 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
     def learn(self, server_round: int, replies: Replies[EgoReply]) -> RoundReport | None:
         """Add up (step 7); return the report of the round before."""
         # A round's measurements come with the next round's vectors.
-        session = self.session
+        session, found = self.session, self.found
         for node in replies.values:  # they know their slots
             session.members.unsent.pop(node, None)
         if self.requests:  # without requests the round is skipped
             session.must_have(server_round, replies.values)
-        silent = list(session.rejected)  # clients that fail after this have sent their vector
-        is_last = server_round > session.rounds
-        if self.ring is None:
-            found = self._added(server_round)
-        else:  # the masks are taken away in an exchange that prepares the next sum
-            found = session.sums.open(
-                server_round, None if is_last else session.sample(server_round + 1)
-            )
-        session.rejected = silent
-        found.silent += silent
         self._count(found)
         means = mean_metrics(self._take(server_round, found), self.settings.tau)
         loss, contrast = means["cross-entropy"], means["contrast"]
         server, connected = session.sums.server, set(session.connected)
         at = {client: node for node, local in session.clients.items() for client in local}
-        undone = {client: NOT_READY for client in self._drawn if at.get(client) in connected}
+        undone = {client: NOT_READY for client in session.drawn if at.get(client) in connected}
         blamed = {one.client: str(one) for one in server.blamed if one.client in server.excluded}
         report = self.report(
             server_round - 1,
@@ -266,14 +261,15 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
 
     # What a round's sum is, and what it says
 
-    def _added(self, server_round: int) -> Opened:
+    def _added(self, server_round: int, answers: Mapping[int, EgoReply]) -> Opened:
         """Add up the vectors of a sum in the clear."""
         found = Opened(server_round)
-        if not self.answers:
+        if not answers:
             found.skipped = "no client sent its vector"
             return found
-        found.total = np.sum([reply.total for reply in self.answers.values()], axis=0)
-        for node, reply in self.answers.items():
+        totals = [reply.total for reply in answers.values() if reply.total is not None]
+        found.total = np.sum(totals, axis=0)
+        for node, reply in answers.items():
             local = self.session.clients[node]
             found.contributors += reply.clients.tolist()
             found.failed |= {c: why for c, why in reply.left_out.items() if c in local}
@@ -349,13 +345,10 @@ class EgoSession(Session):
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
     ) -> None:
-        members = EgoMembership(dropout=how.dropout)
+        members = EgoMembership(how, dropout=how.dropout)
         if how.registry is not None:
-            members = EgoParties(how.registry, dropout=how.dropout, differ_by=how.differ_by)
-        members.alignment = how.alignment if members.registry is None else VERIFIED
-        is_plain, about = how.alignment == "plain", (members.registry, members.run_id)
-        members.aligner = AlignmentServer(how.least_holders, *about, plain=is_plain)
-        members.unsent = {}
+            trust = {"registry": how.registry, "differ_by": how.differ_by}
+            members = EgoParties(how, dropout=how.dropout, **trust)
         super().__init__(members, how, seed, checkpoint_dir, checkpoint_every)
         self.min_nodes = max(members.fewest_nodes, self.min_nodes)
         self.sums = SecureSum(
@@ -366,7 +359,8 @@ class EgoSession(Session):
             guard=True,
         )
         self.sums.number = 0  # the first is number 1, as rounds are
-        self._fewest = 2 if how.aggregation == "masked" else 1
+        self.is_masked = how.aggregation == "masked"
+        self.drawn = set[int]()  # clients of the round's sum
         self.num_slots = 0  # identities that two clients or more hold
         self.unaligned: dict[int, str] = {}  # clients that cannot take part: reason
         self._told = 0  # clients that the log has named already
@@ -389,8 +383,8 @@ class EgoSession(Session):
         members.renew()
         self.enrol(server_round)
         has_new, members.has_new = members.has_new, False
-        begun = self.sums.begin(server_round, self.connected)
-        if begun:
+        if begun := self.sums.begin(server_round, self.connected):
+            members.align_epoch()
             self.unaligned.clear()
         if not self.everyone():
             reasons = reasons_of(self.rejected)
@@ -441,25 +435,25 @@ class EgoSession(Session):
         unions = aligner.union_requests()
         first = next(iter(unions.values()))
         length = 3 * first.cells
-        masks = sums.round.mask_requests(length, 64, union_terms(first.epoch))
-        asked = {n: as_record(unions[n], mask) for n, mask in masks.items() if n in unions}
-        replies = self.send(
-            asked,
+        found = sums.add(
             server_round,
-            partial(sums.take, record=SUMS, array=TOTAL),
-            message_type="train.union",
-            max_reply_bytes=reply_bytes(length, self.most_clients),
+            unions,
+            "train.union",
+            length,
+            union_terms(first.epoch).purpose,
+            are_numbers=False,
+            following=lambda: None,
+            most_bytes=reply_bytes(length, self.most_clients),
         )
-        found = sums.open(server_round, None)
         if found.total is not None:
             aligner.take_union(found.total, found.contributors)
         elif self.members.out.isdisjoint(clients):  # otherwise the spoiler is known
-            silent = {entry.node_id for entry in [*replies.rejected, *found.silent]}
+            silent = {entry.node_id for entry in [*found.replies.rejected, *found.silent]}
             hosted = self.members.clients
             gone = {client for node in silent for client in hosted.get(node, ())}
             absent = [client for client in clients if client in gone]
-            for node, listed in replies.values.items():
-                absent += [c for c in masks[node].clients.tolist() if c not in listed]
+            for node, listed in found.replies.values.items():
+                absent += [client for client in found.asked[node] if client not in listed]
             aligner.union_failed(f"their tables could not be added up: {found.skipped}", absent)
 
     @property
@@ -470,18 +464,37 @@ class EgoSession(Session):
         everyone = self.everyone(set(self.exchange.grid.get_node_ids()))
         if not everyone:
             raise NoClientsError(f"round {server_round}: no client of the run is connected")
-        drawn = self.draw(len(everyone), server_round, least=self._fewest)
+        drawn = self.draw(len(everyone), server_round, least=1 + self.is_masked)
         return [everyone[index] for index in drawn]
+
+    def choose(self, server_round: int) -> dict[int, list[int]]:
+        """Return the round's clients: those of the sum that is ready, or those that are drawn."""
+        sums = self.sums
+        if self.is_masked:
+            if not sums.clients:
+                sums.ready(server_round, self.sample(server_round))
+            # Excluded clients count too: a round's sums are read with the next round's ring, which
+            # must not be smaller.
+            sums.ring = sums.ring_for(sum(map(len, self.clients.values())))
+        self.drawn = set(sums.clients if self.is_masked else self.sample(server_round))
+        chosen = {n: [c for c in own if c in self.drawn] for n, own in self.clients.items()}
+        connected = set(self.exchange.grid.get_node_ids())
+        return {n: own for n, own in chosen.items() if own and n in connected}
 
 
 class EgoMembership(SumServer):
     """The clients of each SuperNode, their keys, and which slots they know."""
 
     message_type = "query"
-    alignment: str  # its form
-    aligner: AlignmentServer
     has_new = False  # whether SuperNodes have enrolled since clients were aligned
-    unsent: dict[int, dict[str, object]]  # what tells each SuperNode its slots
+
+    def __init__(self, how: StrategyConfig, **sums: Any) -> None:  # the sums' settings
+        super().__init__(**sums)
+        # The form of the alignment
+        self.alignment = how.alignment if self.registry is None else VERIFIED
+        about, is_plain = (self.registry, self.run_id), how.alignment == "plain"
+        self.aligner = AlignmentServer(how.least_holders, *about, plain=is_plain)
+        self.unsent: dict[int, dict[str, object]] = {}  # what tells each SuperNode its slots
 
     def question(self, resume: Resume) -> RecordDict:
         return EgoEnrolment(self.run_id, self.alignment, resume).to_record()
@@ -508,19 +521,19 @@ class EgoMembership(SumServer):
         self.aligner.forget(self.clients[node])
         super().forget(node)
 
+    def align_epoch(self) -> None:
+        """Let the parties of a new epoch be aligned, and nobody else."""
+
 
 class EgoParties(EgoMembership, PartySums):
     """The same of SuperNodes that do not trust the server."""
 
-    def begin(self, server_round: int, tell: Tell, nodes: Collection[int], limit: float) -> bool:
-        """Let the parties of a new epoch be aligned, and nobody else."""
-        begun = super().begin(server_round, tell, nodes, limit)
-        if begun and self.epoch is not None:
-            members, aligner = self.epoch_clients(), self.aligner
-            aligner.forget(set(aligner.members) - {c for own in members.values() for c in own})
-            for party, local in members.items():
-                node = self.node_of_party(party)
-                assert node is not None  # the parties of a new epoch are connected
-                aligner.enroll(node, local)
-            aligner.begin(self.epoch.digest, members, self.registry)
-        return begun
+    def align_epoch(self) -> None:
+        assert self.epoch is not None
+        members, aligner = self.epoch_clients(), self.aligner
+        aligner.forget(set(aligner.members) - {c for own in members.values() for c in own})
+        for party, local in members.items():
+            node = self.node_of_party(party)
+            assert node is not None  # the parties of a new epoch are connected
+            aligner.enroll(node, local)
+        aligner.begin(self.epoch.digest, members, self.registry)

@@ -147,7 +147,7 @@ def attacked(method: Method, change: Any, rounds: Iterable[int], whole: bool = F
         words[:end] = change(words[:end])
         return Array(words)
 
-    attack = Mutation("poisoned", replaced("sums", "total", poisoned))
+    attack = Mutation("poisoned", replaced("arrays", "masked-sum", poisoned))
     # The vector of round t comes with the t-th message.
     found = method.run({("train", number): attack for number in rounds}, ROUNDS)
     assert (found.error, found.grid.failed) == (None, [])

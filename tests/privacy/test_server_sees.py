@@ -24,7 +24,7 @@ from flower_graph.secure.align.blinded import canonical, hash_to_group, plain_to
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.server import SumResult, SumRound
 from flower_graph.strategies.fedscem.vector import Layout, VectorEncoding
-from flower_graph.wire.keys import SUMS, TOTAL
+from flower_graph.wire.keys import ARRAYS, MASKED_SUM, SUMS, TOTAL
 
 M, PER_CLIENT, HIDDEN, ROUNDS = 6, 6, 16, 5
 
@@ -59,7 +59,9 @@ class Record:
     def vectors(self, part: str = "embeddings") -> list[np.ndarray]:
         """One part of every vector that came in a round."""
         place = getattr(Layout(self.slots, HIDDEN), part)
-        found = [content[SUMS][TOTAL].numpy() for kind, content in self.received if kind == "train"]
+        own = [content for kind, content in self.received if kind == "train"]
+        arrays = [one[SUMS][TOTAL] if SUMS in one else one[ARRAYS][MASKED_SUM] for one in own]
+        found = [array.numpy() for array in arrays]
         return [total[place] for total in found if total.size > self.slots * HIDDEN]
 
 

@@ -66,7 +66,7 @@ KNOWN: dict[type, dict[str, Any]] = {
     relay.SumReply: {"p": 2, "f": 4, "w": 2},
     sage.Generators: {"w": 2},
     sage.PeerGradients: {"a": 2, "w": 2},
-    ego.EgoReply: {"L": 3, "asked": np.arange(100)},
+    ego.EgoReply: {"L": 3, "asked": np.arange(100), "is_plain": True},
     Measured: {"classes": 2, "counting": "confusion"},
     structure.StructureMeasured: {"classes": 2, "counting": "confusion"},
 }
@@ -378,7 +378,7 @@ def test_who_is_in_a_plain_sum_was_asked() -> None:
     for present, says in (([4, 2], "client 4"), ([], "no client")):
         answer = ego.EgoReply(1, np.zeros(1), clients=np.array(present, np.int64))
         with pytest.raises(MalformedReplyError, match=says):
-            answer.check({"asked": np.array([2])})
+            answer.check({"asked": np.array([2]), "is_plain": True})
 
 
 def relayed(holders: np.ndarray, *, asked: bool = True) -> relay.RelayReply:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import partialmethod
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -587,8 +588,21 @@ class MaskingClient(NumPyClient):
             total += pad.astype(ring.dtype) * ring.dtype.type(len(present))
         terms = SumTerms(purpose, ring, detail, padded=pad is not None)
         made_of = [vectors[client] for client in sorted(vectors)] if state is None else state
-        reply = host.mask(request, present, total, terms, made_of)
-        reply.left_out = left_out
+        return self.mask(host, request, present, total, terms, made_of, left_out)
+
+    def mask(
+        self,
+        host: SumClient,
+        request: MaskRequest,
+        present: Sequence[int],
+        total: RingArray,
+        terms: SumTerms,
+        state: Iterable[ArrayLike],
+        left_out: Mapping[int, str] = MappingProxyType({}),
+    ) -> tuple[MaskedReply, Config]:
+        """Mask the sum of the vectors of the clients ``present``; arguments as of ``SumClient``."""
+        reply = host.mask(request, present, total, terms, state)
+        reply.left_out |= left_out
         self._keep(host)
         return reply, reply.to_config() | {ARRAY_NAMES: [f"{ARRAYS}/{MASKED_SUM}"]}
 
