@@ -208,14 +208,30 @@ class SumPad:
             result[values.size :] += checks_of(ring.encode(values), self.subsets)
         return result
 
+    def put_on(self, words: RingArray, contributors: int) -> RingArray:
+        """Return the sum ``[L]`` of so many contributions with its checks, under their pads."""
+        # The lowest bits of each word are zeros, as many as ``contributors`` needs.
+        checks = words[:0] if self.subsets is None else checks_of(words, self.subsets)
+        return np.concatenate([words, checks]) + self._times(contributors, words)
+
+    def take_off(self, words: RingArray, contributors: int) -> RingArray:
+        """Return a sum without pads; ``RefusedError`` if it is not the sum of the contributions."""
+        total = words - self._times(contributors, words)
+        if self.subsets is None:
+            return total
+        values, checks = total[: self.subsets.size], total[self.subsets.size :]
+        if not np.array_equal(checks_of(values, self.subsets), checks):
+            raise RefusedError(CHANGED_SUM)
+        return values
+
     def taken(self, ring: Ring, words: RingArray, contributors: int) -> NDArray[np.float64]:
-        """Take the pads off a sum; ``RefusedError`` if it is not the sum of the contributions."""
-        total = words - self.words * np.uint64(contributors)
-        with suppress(UnreadableSumError):  # a contributor's fault
-            if self.subsets is not None:
-                total, checks = np.split(total, [self.subsets.size])
-            if self.subsets is None or np.array_equal(checks_of(total, self.subsets), checks):
-                values = ring.decode(total)
-                ring.check_sums(values, contributors)
-                return values
-        raise RefusedError(CHANGED_SUM)
+        """Read a sum; ``RefusedError`` if it is not the sum of the contributions."""
+        try:
+            values = ring.decode(self.take_off(words, contributors))
+            ring.check_sums(values, contributors)
+        except UnreadableSumError as error:  # a contributor's fault
+            raise RefusedError(CHANGED_SUM) from error
+        return values
+
+    def _times(self, contributors: int, words: RingArray) -> RingArray:
+        return (self.words * np.uint64(contributors)).astype(words.dtype)

@@ -24,7 +24,7 @@ USERS, GRADIENT_ROUND = "users", "gradient-round"
 # LocalSage+ and FedSage+
 EPOCH = "epoch"
 # FedSCem: sums by slot and counts of holders, both ways; a full model; what a message is for
-SUMS, TOTAL, HOLDER_COUNTS = "sums", "total", "holder-counts"
+SUMS, TOTAL, RELAYED = "sums", "total", "relayed"
 IS_LAST = "is-last"
 # PPFL-GNN: embeddings of public nodes up, their aligned means down
 PUBLIC, WITH_TARGETS = "public", "with-targets"

@@ -70,8 +70,7 @@ class EgoAudit(attacks.Audit[FedSCemConfig]):
         elif message.kind == "train" and not config[keys.IS_LAST]:  # else measurements alone
             (client,) = unpack_integers(config[keys.CLIENTS], keys.CLIENTS).tolist()
             if keys.SUMS in request.array_records:  # not in the first round
-                counts = attacks.array_of(request, keys.SUMS, keys.HOLDER_COUNTS)
-                yield SLOTS, attacks.SERVER, counts.size
+                yield SLOTS, attacks.SERVER, attacks.array_of(request, keys.SUMS, keys.RELAYED).size
             masked, clear = (keys.ARRAYS, keys.MASKED_SUM), (keys.SUMS, keys.TOTAL)
             is_masked = keys.ARRAYS in reply.array_records
             words = attacks.array_of(reply, *(masked if is_masked else clear))
@@ -88,8 +87,8 @@ class EgoAudit(attacks.Audit[FedSCemConfig]):
         names = [one[0] for one in seen.of(NAMES, len(held))]
         members = suite.named(names, seen.of(NAMING)[0][0], candidates)
         rows = np.stack([one[-1] for one in seen.of(VECTORS, len(held))])
-        slots = seen.of(SLOTS)[0][-1]
-        ends = slots * config.model.hidden, slots * (config.model.hidden + 1)
+        relayed = seen.of(SLOTS)[0][-1]  # an embedding and a count by slot
+        ends = relayed - relayed // (config.model.hidden + 1), relayed
         embeddings, counts = map(cosine_similarities, np.split(rows, ends, axis=1)[:2])
         sizes = [[*map(len, names)], [*map(len, held)]]
         return [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import field
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from flower_graph.privacy.noise import ClientNoise
 from flower_graph.secure.align.client import AlignmentClient, SlotTable
 from flower_graph.secure.channel import framed
 from flower_graph.secure.parties.registry import TrustSettings
-from flower_graph.secure.ring import CHECKS, Ring
+from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import MaskingClient, SumClient
 from flower_graph.secure.sum.messages import RING, KeyReply, MaskedReply, MaskRequest, SumTerms
 from flower_graph.strategies.fedscem.algorithm import EgoGroup, Shared, measure
@@ -106,7 +106,7 @@ class EgoRequest(Message, down="train"):
         if self.is_last:
             return Layout(0, hidden, 0, *about)
         weights = 0 if self.weights is None else self.weights.size
-        return Layout(slots, hidden, weights, *about, CHECKS if checked and slots else 0)
+        return Layout(slots, hidden, weights, *about, checked)
 
 
 class EgoReply(Message, up="train"):
@@ -360,7 +360,8 @@ class EgoNetworkClient(MaskingClient):
             host.receive(request.mask, request.ring)
         table: SlotTable = aligner.slots
         origin = 0 if request.sums is None else request.sums.origin[0]
-        layout, pads = Layout(table.num_slots, self.settings.hidden), last.pad_context
+        checked, hidden = self.trust is not None, self.settings.hidden
+        layout, pads = Layout(table.num_slots, hidden, is_checked=checked), last.pad_context
         reading = VectorEncoding(layout, table, request.ring, pads(host.sum_run), origin)
         opened = self._state.opened
         with opened() as cohort, one_thread(len(clients) > 1), cohort.part(clients) as group:
@@ -368,9 +369,7 @@ class EgoNetworkClient(MaskingClient):
             h = group.embed()
         not_saved = self._state.save(number - 1, request.run) if request.checkpoint else ""
         sum_round = request.mask.server_round if request.mask else number
-        layout = request.vector_layout(
-            self.settings, table.num_slots, checked=self.trust is not None
-        )
+        layout = request.vector_layout(self.settings, table.num_slots, checked=checked)
         pads = now.pad_context
         writing = VectorEncoding(layout, table, request.ring, pads(host.sum_run), sum_round)
         counted: Tensor | None = logits
@@ -432,10 +431,11 @@ class EgoNetworkClient(MaskingClient):
             return None, False
         before = request.server_round - 1
         try:
-            if self.trust is not None:  # every change has the same consequence
-                with self.trust.journal.one_trial(before, FUSIONS):
-                    reading.check(request.sums)
-            shared = reading.means(request.sums, clients, self._device)
+            with ExitStack() as stack:
+                if self.trust is not None:  # every change has the same consequence
+                    stack.enter_context(self.trust.journal.one_trial(before, FUSIONS))
+                words = reading.opened(request.sums)
+            shared = reading.means(words, request.sums.origin[1], clients, self._device)
         except (RefusedError, UnreadableSumError) as error:  # for this round only
             LOG.warning("round %d: the means are not used: %s", before, error)
             # A sum that passed is not counted: a client that also has the common key, and

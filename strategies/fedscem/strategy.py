@@ -299,17 +299,12 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         if layout.weights:
             self.model = mean_model(weights, count)
         if layout.slots:
-            embeddings, counts = total[layout.embeddings], total[layout.counts]
+            words = total[layout.relayed]
             if ring is None:
                 # Nobody else may see a single client's embedding.
-                many = counts >= LEAST_HOLDERS
-                embeddings = embeddings.reshape(layout.slots, -1) * many[:, None]
-                embeddings, counts = embeddings.ravel(), counts * many
-            self.sums = Sums(server_round, [found.number, count], embeddings, counts)
-            if layout.checks:
-                tags = total[layout.tags].astype("<u8").view(np.uint8).reshape(layout.checks, -1)
-                members = np.array(sorted(found.contributors))
-                self.sums = self.sums._replace(members=members, checks=tags)
+                many = words[layout.counts] >= LEAST_HOLDERS
+                words = words * np.concatenate([many.repeat(layout.hidden), many])
+            self.sums = Sums(server_round, [found.number, count], words)
         return measured
 
     def _count(self, found: Opened) -> None:
@@ -317,8 +312,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         asked = sum(map(len, self.session.asked.values()))
         word = 8 if self.ring is None else self.ring.word // 8
         if self.sums is not None:
-            down = self.sums.embeddings.nbytes + self.sums.counts.nbytes
-            count("down", "embeddings", asked * down)
+            count("down", "embeddings", asked * self.sums.words[: layout.counts.stop].nbytes)
         self._bytes["payload"] = self.payload  # the sums are not sent again
         counted = counts_size(layout.classes, layout.counting)
         numbers = {"embeddings": layout.slots * layout.hidden, "activations": layout.slots}

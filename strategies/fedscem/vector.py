@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, NamedTuple
 
@@ -35,7 +34,7 @@ from flower_graph.errors import (
 from flower_graph.ops.counts import Counts, Errors
 from flower_graph.privacy.noise import ClientNoise
 from flower_graph.secure.align.client import SlotTable
-from flower_graph.secure.ring import CHECKS, Ring, checks_of
+from flower_graph.secure.ring import CHECKS, Ring, SumPad
 from flower_graph.strategies.fedscem.algorithm import (
     METRIC_NAMES,
     EgoGroup,
@@ -45,8 +44,8 @@ from flower_graph.strategies.fedscem.algorithm import (
 )
 from flower_graph.strategies.fedscem.cohort import FIRST, EgoCohort
 from flower_graph.wire import codec, keys
-from flower_graph.wire.arrays import IntArray, largest_size
-from flower_graph.wire.codec import Clients, Whole
+from flower_graph.wire.arrays import largest_size
+from flower_graph.wire.codec import Whole
 from flower_graph.wire.counts import as_counts, counts_size
 from flower_graph.wire.keys import MAX_NUMBER, ROLES, TOTAL
 
@@ -58,8 +57,9 @@ SUMMED_NAMES = (*METRIC_NAMES, UNREAD)
 ROUNDING = 1e-3  # of a client's accuracy in a plain sum
 # Any: ring words, or plain numbers; the round has a ring or not
 SumArray = NDArray[Any]
-# A sum, or a part of one
-SumTensor = partial(codec.Tensor, dtype="uint32, uint64 or float64")
+RELAYED = codec.Tensor(
+    f"{keys.SUMS}/{keys.RELAYED}", shape="slots·(h+1)", dtype="uint32, uint64 or float64"
+)
 
 
 @dataclass
@@ -71,17 +71,17 @@ class Layout:
     weights: int = 0  # Numbers in a model; 0 where models are not shared
     classes: int = 0  # Of predictions that are counted, and what is: see ``ops.counts``
     counting: str = ""
-    checks: int = 0  # Of the embeddings and counts, where the server may lie
+    is_checked: bool = False  # Whether embeddings and counts have checks: the server may lie
 
     def __post_init__(self) -> None:
-        sizes = self.slots * self.hidden, self.slots, len(SUMMED_NAMES), self.weights
-        predictions = counts_size(self.classes, self.counting)
-        ends = list(accumulate([*sizes, predictions, self.checks], initial=0))
+        sizes = self.slots * self.hidden, self.slots, CHECKS * (self.is_checked and self.slots > 0)
+        others = len(SUMMED_NAMES), self.weights, counts_size(self.classes, self.counting)
+        ends = list(accumulate([*sizes, *others], initial=0))
         self.length = ends[-1]
         parts = [slice(*both) for both in pairwise(ends)]
         # Embeddings and ones slot by slot; a model's parameters one behind the other
-        self.embeddings, self.counts, self.metrics, self.model, self.predictions, self.tags = parts
-        self.relayed = slice(0, self.counts.stop)  # what the clients get back
+        self.embeddings, self.counts, checks, self.metrics, self.model, self.predictions = parts
+        self.relayed = slice(0, checks.stop)  # what the clients get back
         self.numbers = slice(self.metrics.start, self.model.stop)  # what the server decodes
 
 
@@ -91,14 +91,9 @@ class Sums(NamedTuple):
     server_round: Annotated[int, Whole("sums-round")]  # round of `sums`; left out without
     # number of the secure sum, which the pads belong to, and how many clients are in it
     origin: Annotated[list[int], codec.Numbers("contributors", shape="2", whole=True)]
-    # the last round's sum of embeddings, under pads (plain: float64, without)
-    embeddings: Annotated[SumArray, SumTensor(f"{keys.SUMS}/embeddings", shape="slots·h")]
-    # how many clients are in each slot, likewise
-    counts: Annotated[SumArray, SumTensor(f"{keys.SUMS}/{keys.HOLDER_COUNTS}", shape="slots")]
-    # where the server may lie: the clients in it, each of which has a pad on its checks
-    members: Annotated[IntArray | None, Clients("sums-members", shape="q")] = None
-    # likewise: checks of embeddings and counts, words of 64 bits under these pads
-    checks: Annotated[codec.Bytes | None, codec.Block("sums-checks", shape=f"{CHECKS} 8")] = None
+    # the last round's sums under pads (plain: float64, without): embeddings by slot, how many
+    # clients are in each slot, and 64 checks of both where the server may lie
+    words: Annotated[SumArray, RELAYED]
 
 
 class PlainNumbers:
@@ -141,6 +136,20 @@ class VectorEncoding:
     def has_pads(self) -> bool:
         """Whether embeddings and ones are under pads: the server must not see sums."""
         return self.ring is not None and bool(self.table.group_key and self.layout.slots)
+
+    @property
+    def common(self) -> SumPad:
+        """The pad that all clients add to embeddings and ones: it hides the holders."""
+        size = self.layout.counts.stop
+        checked = self.layout.is_checked
+        return self.table.common_pad(self.pads, self.sum_round, size, checked=checked)
+
+    def slot_pads(self, dtype: np.dtype[np.generic]) -> NDArray[np.unsignedinteger]:
+        """Return the pads of the slots that are held here, ``[s, h]``."""
+        # Above the guard bits, which so are zeros in every sum: else they would show, by the
+        # factors of two in the number of holders, how many holders a slot had in the round.
+        pads = self.table.pads(self.pads, self.sum_round, self.layout.hidden)
+        return (pads << np.uint64(self.form.guard_bits)).astype(dtype)
 
     def add_up(
         self,
@@ -186,52 +195,34 @@ class VectorEncoding:
         words = total if self.ring is None else total.view(np.uint64).astype(form.dtype)
         return words, present, left_out
 
-    def means(self, sums: Sums, clients: Sequence[int], device: torch.device) -> Shared:
-        """Remove the pads and divide (step 3)."""
-        layout, table, form, held = self.layout, self.table, self.form, self.table.held
-        words, ones = sums.embeddings.reshape(layout.slots, layout.hidden)[held], sums.counts
-        _, contributors = sums.origin
-        if self.has_pads:
-            common = self._common(contributors)
-            ones = ones - common[layout.counts]
-            words = words - common[layout.embeddings].reshape(layout.slots, -1)[held]
-        holders = form.decode(ones)
+    def opened(self, sums: Sums) -> SumArray:
+        """Remove the common pad; refuse sums that the server has changed, where it may."""
+        words = sums.words.astype(self.form.dtype)
+        if self.layout.is_checked and words.size != self.layout.relayed.stop:
+            raise RefusedError(CHANGED_SUM)
+        return self.common.take_off(words, sums.origin[1]) if self.has_pads else words
+
+    def means(
+        self, words: SumArray, contributors: int, clients: Sequence[int], device: torch.device
+    ) -> Shared:
+        """Remove the slots' pads from ``opened`` sums, and divide (step 3)."""
+        layout, form, held = self.layout, self.form, self.table.held
+        holders = form.decode(words[layout.counts])
         if not are_counts(holders, contributors):
             raise UnreadableSumError(f"a number of holders is not from 0 to {contributors}")
         holders = holders[held].astype(np.int64)
+        rows = words[layout.embeddings].reshape(layout.slots, layout.hidden)[held]
         if self.has_pads:
-            pads = table.pads(self.pads, self.sum_round, layout.hidden).astype(form.dtype)
-            words = words - holders[:, None].astype(form.dtype) * pads
-        values = form.decode(words)
+            rows = rows - holders[:, None].astype(form.dtype) * self.slot_pads(form.dtype)
+        values = form.decode(rows)
         form.check_sums(values, holders[:, None])
         slots = self._slots(clients)
         places = np.where(slots >= 0, np.searchsorted(held, slots), -1)
         shared = mean_embeddings(*map(torch.from_numpy, (values, holders, places)))
         return Shared(*(one.to(device) for one in shared))
 
-    def check(self, sums: Sums) -> None:
-        """Refuse sums that differ from what the contributors sent, before any number is read."""
-        assert self.ring is not None
-        dtype, (_, contributors) = self.ring.dtype, sums.origin
-        words = np.concatenate([sums.embeddings.ravel(), sums.counts]).astype(dtype)
-        if sums.members is not None and sums.checks is not None:
-            common, members = self._common(contributors), sums.members.tolist()
-            if words.size == common.size and len(members) == contributors:
-                words = words - common
-                pads = self.table.check_pads(self.pads, self.sum_round, members)
-                tags = sums.checks.view("<u8").ravel() - pads
-                check = self.table.check(self.pads, self.sum_round, words.size)
-                if np.array_equal(checks_of(words, check), tags.astype(dtype)):
-                    return
-        raise RefusedError(CHANGED_SUM)
-
     def _slots(self, clients: Sequence[int]) -> NDArray[np.int64]:
         return np.concatenate([self.table.by_client[client] for client in clients])
-
-    def _common(self, count: int) -> NDArray[np.unsignedinteger]:
-        """Return the pads that all clients add to embeddings and counts, to hide the holders."""
-        pad = self.table.group_pad(self.pads, self.sum_round, self.layout.relayed.stop)
-        return (pad * np.uint64(count)).astype(self.form.dtype)
 
     def _encode(self, values: Tensor) -> Tensor:
         numbers = self.form.encode(values.detach().cpu().numpy())
@@ -261,15 +252,11 @@ class VectorEncoding:
 
     def _pad(self, words: NDArray[np.uint64], slots: NDArray[np.int64], present: list[int]) -> None:
         """Add the pads that hide the sums from the server, holders' and common, and the checks."""
-        layout, table, of = self.layout, self.table, (self.pads, self.sum_round)
-        count = np.bincount(slots, minlength=layout.slots)[table.held]
+        layout, held = self.layout, self.table.held
+        count = np.bincount(slots, minlength=layout.slots)[held]
         spread = words[layout.embeddings].reshape(layout.slots, layout.hidden)
-        spread[table.held] += table.pads(*of, layout.hidden) * count[:, None].astype(np.uint64)
-        relayed = words[layout.relayed]
-        if layout.checks:
-            check = table.check(*of, relayed.size)
-            words[layout.tags] = checks_of(relayed, check) + table.check_pads(*of, present)
-        relayed += table.group_pad(*of, relayed.size) * np.uint64(len(present))
+        spread[held] += self.slot_pads(words.dtype) * count[:, None].astype(np.uint64)
+        words[layout.relayed] = self.common.put_on(words[: layout.counts.stop], len(present))
 
 
 def _shortened(h: Tensor, limit: float) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import test_summed
 from federation import ALL, Federation, Setup
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from lying_grid import FEDSCEM, PPFL, Lie, LyingGrid, like, unrefused
 from sum_helpers import keys_in, write_keys
 from test_summed import rich_graph
@@ -22,13 +22,12 @@ from flower_graph.apps.run import client_app, make_server
 from flower_graph.client.trust import trust_of
 from flower_graph.errors import CHANGED_SUM, NoClientsError, RefusedError
 from flower_graph.records.rounds import RoundReport
-from flower_graph.secure.ring import CHECKS
 from flower_graph.secure.sum import server as sum_server
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage.files import IN_PROCESS
 from flower_graph.strategies.fedscem import MaskedEmbeddingAveraging
+from flower_graph.strategies.fedscem.algorithm import EgoGroup
 from flower_graph.strategies.ppfl.algorithm import CommonMean
-from flower_graph.wire.keys import CONFIG
 
 
 def without_one(name: str, strategy: Any, keys: Path, after: int, rounds: int) -> Any:
@@ -158,14 +157,10 @@ class Changes:
 
     def _changed(self, content: RecordDict, record: str) -> Iterator[Mapping[str, Any]]:
         """Change each word of the sum, and of its checks, in each way."""
-        arrays, config = content.array_records[record], content.config_records[CONFIG]
+        arrays = content.array_records[record]
         for key, array in arrays.items():
             for words in changed(array.numpy(), self.every):
                 yield {record: ArrayRecord({**arrays, key: Array(words)})}
-        if checks := config.get("sums-checks"):
-            assert len(checks) == 8 * CHECKS  # type: ignore[arg-type]
-            for words in changed(np.frombuffer(checks, "<u8"), self.every):  # type: ignore[arg-type]
-                yield {CONFIG: ConfigRecord({**config, "sums-checks": words.tobytes()})}
 
     def _note(self, grid: Federation, message: Message, context: Context) -> None:
         reply = grid._handle(message, context)
@@ -190,15 +185,20 @@ class Egos(Changes):
     """FedSCem's clients answer with masked words: noted is what they make of a sum."""
 
     def _note(self, grid: Federation, message: Message, context: Context) -> None:
-        fuse = EgoNetworkClient._fuse
+        means, fuse = EgoNetworkClient._means, EgoGroup.fuse
 
-        def noted(client: Any, cohort: Any, group: Any, *given: Any) -> Any:
-            contrast, is_unread = fuse(client, cohort, group, *given)
-            assert is_unread and bool(contrast.isnan().all()), "it goes on alone"
+        def read(*given: Any) -> Any:
+            shared, is_unread = means(*given)
+            assert is_unread and shared is None, "it goes on alone"
+            return shared, is_unread
+
+        def noted(group: Any, *given: Any) -> Any:
+            contrast: Any = fuse(group, *given)
+            assert bool(contrast.isnan().all())
             self.said.append(group.embed().numpy().tobytes())
             raise RefusedError("it is known")  # so that nothing of it is kept
 
-        with patch.object(EgoNetworkClient, "_fuse", noted):
+        with patch.object(EgoNetworkClient, "_means", read), patch.object(EgoGroup, "fuse", noted):
             assert grid._handle(message, context).has_error()
 
 

@@ -48,7 +48,7 @@ VALUES: dict[type, dict[str, Any]] = {
         for kind in (public.HeldNodes, Claims, public.EmbeddingEnrolment)
     },
     ego.EgoRequest: {
-        "sums": ego.Sums(3, [5, 4], np.arange(6, dtype=np.uint32), np.arange(2, dtype=np.uint32)),
+        "sums": ego.Sums(3, [5, 4], np.arange(8, dtype=np.uint32)),
         "shares_model": True,
         "first": np.ones((7, 5), np.float32),
         "rest": np.zeros(9, np.float32),

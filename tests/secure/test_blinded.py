@@ -29,6 +29,7 @@ from flower_graph.secure.align.blinded import (
 )
 from flower_graph.secure.align.client import SlotTable, slot_table
 from flower_graph.secure.channel import pieces, rows_of
+from flower_graph.secure.ring import CHECKS
 
 RUN = b"run"
 SECRETS = [bytes([i]) * 32 for i in (1, 2, 3)]
@@ -206,16 +207,19 @@ def test_pads_are_shake_of_the_context_and_the_key_wherever_the_holder_is() -> N
     both = two_clients()
     slots = {client: slots.tolist() for client, slots in both.by_client.items()}
     assert (slots, both.num_slots, both.held.tolist()) == ({4: [1, -1], 2: [0, 1, -1]}, 2, [0, 1])
-    context = b"flower-graph/pad/2/\0\0\0\3run\0\0\0\4slot"
+    context = b"flower-graph/pad/3/\0\0\0\3run\0\0\0\4slot"
     context += (5).to_bytes(8, "big") + (3).to_bytes(8, "big")
     expected = [hashlib.shake_128(context + key * 32).digest(24) for key in (b"\3", b"\1")]
     assert [pad.tobytes() for pad in both.pads(RUN, 5, 3)] == expected
     one = slot_table(rows(C, A), {9: named((B, 2), (A, 1))}, b"g" * 32)
     assert one.held.tolist() == [1]
     assert one.pads(RUN, 5, 3).tobytes() == expected[1]
-    common = one.group_pad(RUN, 5, 9)
-    assert np.array_equal(common, both.group_pad(RUN, 5, 9))
-    for other in (one.group_pad(b"other", 5, 9), one.group_pad(RUN, 6, 9), both.pads(RUN, 5, 9)[1]):
+    common = one.common_pad(RUN, 5, 9).words
+    assert np.array_equal(common, both.common_pad(RUN, 5, 9).words)
+    others = [one.common_pad(*of, 9).words for of in ((b"other", 5), (RUN, 6))]
+    checked = one.common_pad(RUN, 5, 9, checked=True)
+    assert checked.subsets is not None and checked.words.size == 9 + CHECKS
+    for other in (*others, both.pads(RUN, 5, 9)[1], checked.words[:9], checked.subsets):
         assert not (other == common).any()
 
 

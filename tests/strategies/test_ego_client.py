@@ -25,7 +25,7 @@ from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.privacy.noise import ClientNoise
 from flower_graph.secure.align.client import SlotTable
 from flower_graph.secure.parties.registry import Registry, TrustSettings, new_identity
-from flower_graph.secure.ring import Ring
+from flower_graph.secure.ring import CHECKS, Ring
 from flower_graph.server.sums import Opened, PartySums
 from flower_graph.strategies.fedscem.algorithm import (
     METRIC_NAMES,
@@ -220,7 +220,7 @@ def test_reading_the_sum_gives_the_means(
         parts.append((list(held), writing, h, words))
     total = np.sum([words for *_, words in parts], 0, dtype=parts[0][3].dtype)
     count = sum(map(len, hosts))
-    sums = Sums(1, [ROUND, count], total[layout.embeddings], total[layout.counts])
+    sums = Sums(1, [ROUND, count], total[layout.relayed])
     metrics = total[layout.metrics] if ring is None else ring.decode(total[layout.metrics])
     assert metrics.tolist() == [count] * len(SUMMED_NAMES)
     rows: dict[int, list[torch.Tensor]] = {}
@@ -229,12 +229,28 @@ def test_reading_the_sum_gives_the_means(
         for slot, row in zip(slots.tolist(), h, strict=True):
             rows.setdefault(slot, []).append(row)
     for clients, writing, _, _ in parts:
-        shared, slots = writing.means(sums, clients, CPU), writing._slots(clients).tolist()
+        shared = writing.means(writing.opened(sums), count, clients, CPU)
+        slots = writing._slots(clients).tolist()
         wanted = [place for place, s in enumerate(slots) if s >= 0 and len(rows[s]) > 1]
         assert shared.place.tolist() == wanted
         for place, mean in zip(wanted, shared.mean, strict=True):
             expected = torch.stack(rows[slots[place]]).mean(0)
             torch.testing.assert_close(mean, expected, atol=2.0**-17 + 1e-5, rtol=0)
+
+
+def test_a_sum_does_not_show_how_many_holders_a_slot_has() -> None:
+    """Of four clients the lowest two bits of a sum are known: they are zeros in every slot."""
+    ring, layout = Ring.fit(4, 8.0, 2.0**-16, guard=True), Layout(4, HIDDEN, is_checked=True)
+    draw, total = torch.Generator().manual_seed(0), np.zeros(layout.length, ring.dtype)
+    for client in range(4):  # one to four holders
+        held = {client: [*range(client, 4)]}
+        table = table_of(held, 4, has_pads=True)
+        writing = VectorEncoding(layout, table, ring, RUN_VECTOR, ROUND)
+        h, metrics = torch.rand(4 - client, HIDDEN, generator=draw), np.ones((1, len(SUMMED_NAMES)))
+        total += writing.add_up(*cohort_of(held), h, metrics)[0]
+    relayed = total[layout.relayed]
+    assert relayed.size == 4 * (HIDDEN + 1) + CHECKS
+    assert not (relayed & 3).any() and (relayed >> 2 & 1).mean() == pytest.approx(0.5, abs=0.25)
 
 
 HELD = {0: [0, 1], 1: [1, -1], 2: [0]}
@@ -388,8 +404,8 @@ def test_a_sum_says_means_over_those_that_have_something() -> None:
     # What one client alone holds is not handed on.
     sums = server.sums
     assert sums is not None
-    assert sums.counts.tolist() == [0, 2]
-    assert sums.embeddings.tolist() == [0.0] * HIDDEN + list(range(HIDDEN, 2 * HIDDEN))
+    embeddings = [0.0] * HIDDEN + list(range(HIDDEN, 2 * HIDDEN))
+    assert sums.words.tolist() == [*embeddings, 0, 2]
     assert (sums.server_round, sums.origin) == (2, [2, 2])
     # A skipped round leaves nothing.
     assert math.isnan(server._take(3, Opened(3, skipped="too few"))["cross-entropy"])

@@ -26,7 +26,7 @@ from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.blinded import TOKEN, Bytes2D, Words
 from flower_graph.secure.channel import framed, pieces, rows_of, spread
 from flower_graph.secure.parties.registry import SIGNATURE_BYTES, TrustSettings
-from flower_graph.secure.ring import CHECKS
+from flower_graph.secure.ring import CHECKS, SumPad
 from flower_graph.storage.checkpoint import read_state, write_state
 from flower_graph.storage.reading import reading
 from flower_graph.wire.arrays import Config, IntArray
@@ -51,7 +51,7 @@ from flower_graph.wire.keys import ALIGN_STAGE
 # has as many zeros at its end as *C* has, and hides all that stands above them: so ``2^g >= C``
 # leaves the server nothing.
 
-DOMAIN = b"flower-graph/pad/2/"
+DOMAIN = b"flower-graph/pad/3/"
 
 
 @dataclass(frozen=True)
@@ -75,22 +75,15 @@ class SlotTable:
         """Return the pads of one round, ``[s, width]``; ``run_id`` also names the sum."""
         return self._streams(b"slot", run_id, server_round, width, pieces(self.keys))
 
-    def group_pad(self, run_id: bytes, server_round: int, length: int) -> Words:
-        """Return ``[length]`` numbers of one round that all clients have in common."""
-        return self._streams(b"group", run_id, server_round, length, [self.group_key]).ravel()
-
-    def check(self, run_id: bytes, server_round: int, length: int) -> Words:
-        """Return the subsets of a sum's checks, which show changes without the group key."""
-        return self._streams(b"check", run_id, server_round, length, [self.group_key]).ravel()
-
-    def check_pads(self, run_id: bytes, server_round: int, clients: Iterable[int]) -> Words:
-        """Return, for some clients, the sum of the pads that each puts on its checks."""
-        # Each has its own, as a multiple of one would leave lowest bits in the clear: those of
-        # what is checked, which slots' pads are in, are not zeros.
-        keys = [self.group_key + int(client).to_bytes(8, "big") for client in clients]
-        each = self._streams(b"member", run_id, server_round, CHECKS, keys)
-        total: Words = each.sum(0, dtype=np.uint64)
-        return total
+    def common_pad(
+        self, run_id: bytes, server_round: int, length: int, *, checked: bool = False
+    ) -> SumPad:
+        """Return the pad of one round that all clients have in common, with checks or without."""
+        of, key = (run_id, server_round), [self.group_key]
+        words = self._streams(b"group", *of, length + CHECKS * checked, key).ravel()
+        if not checked:
+            return SumPad(words, None)
+        return SumPad(words, self._streams(b"check", *of, length, key).ravel())
 
     def _streams(
         self, purpose: bytes, run_id: bytes, server_round: int, numbers: int, keys: list[bytes]
