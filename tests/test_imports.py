@@ -23,7 +23,6 @@ PURE = (
     "strategies/nfedgnn/links.py",
     "strategies/fedscem/algorithm.py",
     "strategies/fedscem/modules.py",
-    "strategies/fedscem/cohort.py",
     "flower_graph/engine/*.py",
     "strategies/fedgls/algorithm.py",
     "strategies/fedgls/modules.py",

@@ -11,6 +11,7 @@ from flower_graph.audit import attacks, suite
 from flower_graph.audit.deviating import of_alignment, of_sums
 from flower_graph.ops.peers import cosine_similarities
 from flower_graph.secure.align import blinded
+from flower_graph.secure.ring import CHECKS
 from flower_graph.strategies.fedscem.client import PLAIN, EgoEnrolment
 from flower_graph.strategies.fedscem.config import FEDSCEM, FedSCemConfig
 from flower_graph.wire import keys
@@ -87,7 +88,8 @@ class EgoAudit(attacks.Audit[FedSCemConfig]):
         names = [one[0] for one in seen.of(NAMES, len(held))]
         members = suite.named(names, seen.of(NAMING)[0][0], candidates)
         rows = np.stack([one[-1] for one in seen.of(VECTORS, len(held))])
-        relayed = seen.of(SLOTS)[0][-1]  # an embedding and a count by slot
+        checks = CHECKS if config.strategy.distrusts else 0
+        relayed = seen.of(SLOTS)[0][-1] - checks  # an embedding and a count by slot
         ends = relayed - relayed // (config.model.hidden + 1), relayed
         embeddings, counts = map(cosine_similarities, np.split(rows, ends, axis=1)[:2])
         sizes = [[*map(len, names)], [*map(len, held)]]

@@ -21,9 +21,8 @@ from flower_graph.engine.cohort import Learner
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.outputs.build import form_of
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
-from flower_graph.strategies.fedscem.algorithm import EgoGroup
+from flower_graph.strategies.fedscem.algorithm import FIRST, EgoGroup
 from flower_graph.strategies.fedscem.client import checked
-from flower_graph.strategies.fedscem.cohort import FIRST
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.strategies.fedscem.modules import first_model
 

@@ -43,8 +43,7 @@ from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import MaskingClient, SumClient
 from flower_graph.secure.sum.messages import RING, KeyReply, MaskedReply, MaskRequest, SumTerms
-from flower_graph.strategies.fedscem.algorithm import EgoGroup, Shared, measure
-from flower_graph.strategies.fedscem.cohort import EgoCohort
+from flower_graph.strategies.fedscem.algorithm import EgoCohort, EgoGroup, Shared, measure
 from flower_graph.strategies.fedscem.config import ALIGNMENTS, EgoSettings
 from flower_graph.strategies.fedscem.modules import first_model
 from flower_graph.strategies.fedscem.vector import (
@@ -399,7 +398,7 @@ class EgoNetworkClient(MaskingClient):
         if request.weights is not None:
             # The models of a checkpoint may have begun the round already: with the fusion, and
             # after the last round even without the local step.
-            cohort.start_from(group, torch.from_numpy(request.weights), replace=fuses)
+            cohort.start_from(group, torch.from_numpy(request.weights), is_new=fuses)
         contrast, logits, is_unread = None, None, False
         if fuses:
             cohort.note(clients, before)

@@ -25,8 +25,8 @@ from flower_graph.privacy.noise import ClientNoise, central_noise, client_noise
 from flower_graph.server.averaging import ReportedFedAvg, make_robust
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage, SageClient
 from flower_graph.strategies.fedscem import baselines
+from flower_graph.strategies.fedscem.algorithm import train_alone
 from flower_graph.strategies.fedscem.client import EgoNetworkClient, Hiding
-from flower_graph.strategies.fedscem.cohort import train_alone
 from flower_graph.strategies.fedscem.config import (
     APP,
     AVERAGING,

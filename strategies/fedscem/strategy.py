@@ -153,21 +153,12 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             return replies
         aligner, before = session.members.aligner, list(session.rejected)
         order = None if aligner.plain else aligner.order
-        terms = round_terms(server_round, self.ring, order)
-        is_last = server_round > session.rounds
+        terms, is_last = round_terms(server_round, self.ring, order), server_round > session.rounds
+        what = "train", self.layout.length, terms.purpose, terms.detail
+        how: dict[str, Any] = {"read": self.read, "most_bytes": self.reply_bytes()}
+        how["following"] = lambda: None if is_last else session.sample(server_round + 1)
         sums.rejected.clear()  # the session has them
-        found = sums.add(
-            server_round,
-            contents,
-            "train",
-            self.layout.length,
-            terms.purpose,
-            terms.detail,
-            padded=True,
-            following=lambda: None if is_last else session.sample(server_round + 1),
-            read=self.read,
-            most_bytes=self.reply_bytes(),
-        )
+        found = sums.add(server_round, contents, *what, padded=True, **how)
         # SuperNodes that fail after this exchange have sent their vector
         session.rejected = before + few(found.replies.rejected)
         found.silent += session.rejected
@@ -428,17 +419,10 @@ class EgoSession(Session):
         sums.ready(server_round, clients)
         unions = aligner.union_requests()
         first = next(iter(unions.values()))
-        length = 3 * first.cells
-        found = sums.add(
-            server_round,
-            unions,
-            "train.union",
-            length,
-            union_terms(first.epoch).purpose,
-            are_numbers=False,
-            following=lambda: None,
-            most_bytes=reply_bytes(length, self.most_clients),
-        )
+        what = "train.union", 3 * first.cells, union_terms(first.epoch).purpose
+        most = reply_bytes(3 * first.cells, self.most_clients)
+        how: dict[str, Any] = {"are_numbers": False, "following": lambda: None, "most_bytes": most}
+        found = sums.add(server_round, unions, *what, **how)
         if found.total is not None:
             aligner.take_union(found.total, found.contributors)
         elif self.members.out.isdisjoint(clients):  # otherwise the spoiler is known

@@ -21,8 +21,7 @@ from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.cohort import joined, placed_on
 from flower_graph.engine.machine import resolve_device
 from flower_graph.records.rounds import Epoch
-from flower_graph.strategies.fedscem.algorithm import Shared
-from flower_graph.strategies.fedscem.cohort import EgoCohort, trained_alone
+from flower_graph.strategies.fedscem.algorithm import EgoCohort, Shared, trained_alone
 from flower_graph.strategies.fedscem.config import EgoSettings, FedSCemConfig
 from flower_graph.strategies.fedscem.method import METHOD, ego_settings
 

@@ -36,13 +36,14 @@ from flower_graph.privacy.noise import ClientNoise
 from flower_graph.secure.align.client import SlotTable
 from flower_graph.secure.ring import CHECKS, Ring, SumPad
 from flower_graph.strategies.fedscem.algorithm import (
+    FIRST,
     METRIC_NAMES,
+    EgoCohort,
     EgoGroup,
     Shared,
     mean_embeddings,
     sum_by_slot,
 )
-from flower_graph.strategies.fedscem.cohort import FIRST, EgoCohort
 from flower_graph.wire import codec, keys
 from flower_graph.wire.arrays import largest_size
 from flower_graph.wire.codec import Whole

@@ -28,8 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flower_graph.models import build_server_model
 from flower_graph.ops.active_rows import pack
-from flower_graph.strategies.fedscem.algorithm import EgoGroup, Shared
-from flower_graph.strategies.fedscem.cohort import EgoCohort
+from flower_graph.strategies.fedscem.algorithm import EgoCohort, EgoGroup, Shared
 from flower_graph.strategies.nfedgnn.algorithm import CommonMap, OwnMaps, UserSettings
 from flower_graph.strategies.nfedgnn.strategy import config_of, server_of
 from flower_graph.strategies.ppfl.modules import GATCohort

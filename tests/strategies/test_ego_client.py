@@ -29,6 +29,7 @@ from flower_graph.secure.ring import CHECKS, Ring
 from flower_graph.server.sums import Opened, PartySums
 from flower_graph.strategies.fedscem.algorithm import (
     METRIC_NAMES,
+    EgoCohort,
     EgoGroup,
     contrast_scale,
     mean_metrics,
@@ -41,7 +42,6 @@ from flower_graph.strategies.fedscem.client import (
     EgoRequest,
     check_request,
 )
-from flower_graph.strategies.fedscem.cohort import EgoCohort
 from flower_graph.strategies.fedscem.modules import first_model
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 from flower_graph.strategies.fedscem.vector import (

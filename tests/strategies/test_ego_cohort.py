@@ -32,8 +32,7 @@ from flower_graph.strategies.fedscem import (
     SelfTraining,
     tables,
 )
-from flower_graph.strategies.fedscem.algorithm import EgoGroup, Shared
-from flower_graph.strategies.fedscem.cohort import EgoCohort, train_alone
+from flower_graph.strategies.fedscem.algorithm import EgoCohort, EgoGroup, Shared, train_alone
 from flower_graph.strategies.fedscem.config import (
     EgoSettings,
     FedSCemConfig,
