@@ -39,7 +39,7 @@ it is revealed, and step 4 goes on without ``L_ct``.
 *Where to change* the loss: ``EgoGroup._classification`` and ``_contrast``; the model: ``EgoGCN`` in
 ``modules.py``; what travels: ``VectorEncoding.add_up`` in ``vector.py``. The same file has the pads
 (``flower_graph/secure/align/client.py`` says why they hide a sum). ``client.py`` and
-``strategy.py`` carry the two halves over Flower. This file needs PyTorch alone.
+``strategy.py`` carry the two halves over Flower; this file runs without it.
 """
 
 import math
