@@ -303,7 +303,9 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         asked = sum(map(len, self.session.asked.values()))
         word = 8 if self.ring is None else self.ring.word // 8
         if self.sums is not None:
-            count("down", "embeddings", asked * self.sums.words[: layout.counts.stop].nbytes)
+            # Of the round before: in the last pass this round's vectors have no slots
+            slots = asked * self.session.num_slots * (layout.hidden + 1)
+            count("down", "embeddings", slots * self.sums.words.itemsize)
         self._bytes["payload"] = self.payload  # the sums are not sent again
         counted = counts_size(layout.classes, layout.counting)
         numbers = {"embeddings": layout.slots * layout.hidden, "activations": layout.slots}
