@@ -35,7 +35,7 @@ from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, METRICS, NUM_EXA
 SIZES = {"p": 2, "c": 3, "k": 2, "f": 4, "h": 2, "w": 2, "n": 5, "m": 5, "q": 2, "o": 2, "d": 4}
 # What only these can have; the rest is drawn
 VALUES: dict[type, dict[str, Any]] = {
-    Ring: {"word": 64},
+    Ring: {"word": 64, "fraction_bits": 16, "guard_bits": 4},
     messages.UnmaskReply: {"kinds": np.array([0, 2], np.uint8), "n": 1},
     BlindReply: {"sizes": np.array([16, 16, 32]), "n": 64},
     PlainReply: {"sizes": np.array([2, 0, 3])},
