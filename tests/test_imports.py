@@ -19,15 +19,10 @@ ROOT = Path(__file__).resolve().parents[1]
 # Parts that a script without Flower, Ray or PyG must be able to use.
 PURE = (
     "flower_graph/models.py",
-    "strategies/nfedgnn/algorithm.py",
+    "strategies/*/algorithm.py",
+    "strategies/*/modules.py",
     "strategies/nfedgnn/links.py",
-    "strategies/fedscem/algorithm.py",
-    "strategies/fedscem/modules.py",
     "flower_graph/engine/*.py",
-    "strategies/fedgls/algorithm.py",
-    "strategies/fedgls/modules.py",
-    "strategies/ppfl/algorithm.py",
-    "strategies/ppfl/modules.py",
     "flower_graph/ops/*.py",
 )
 # The only modules that are in no folder of the library; docs/architecture.md says why

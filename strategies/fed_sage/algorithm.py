@@ -8,10 +8,11 @@ networks, NeighGen with ``dGen`` and ``fGen`` and the classifier, are in ``modul
    on what is left: smooth L1 on the number of hidden neighbours, the squared distance of each
    generated neighbour to the nearest hidden one, and the classes on the mended graph.
 2. *Together* (FedSage+, epochs 1, 2, ...). Each client shows its feature generator ``fGen`` and
-   its encoded nodes, with noise (``show``). Every other client answers with the gradient, by the
-   weights of ``fGen``, of ``sum ||g - x_u||^2``, where ``x_u`` is its own node nearest to the
-   generated ``g`` (``compare``). The server adds these gradients up (``add_up``). The author takes
-   the mean of them and of its own loss's gradient, and steps ``fGen`` (``step_together``).
+   its encoded nodes, with noise (``show``). Every other client generates neighbours of them
+   (``generate``). It answers with the gradient, by the weights of ``fGen``, of
+   ``sum ||g - x_u||^2``, where ``x_u`` is its own node nearest to the generated ``g``
+   (``compare``). The server adds these gradients up (``add_up``). The author takes the mean of them
+   and of its own loss's gradient, and steps ``fGen`` (``step_together``).
 3. Every client mends its whole ego-network, once (``SageModel.mend``).
 4. *Rounds*, Flower's own. Each client trains the classifier on its mended ego-network
    (``class_loss``) and measures it. FedSage+ averages the classifiers, weighted by training nodes
@@ -36,6 +37,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
@@ -58,7 +60,6 @@ from flower_graph.strategies.fed_sage.modules import (
     features_of,
     split_like,
 )
-from flower_graph.wire.arrays import FloatArray
 
 GENERATOR_EPOCHS = 20  # steps of NeighGen alone; FedSage+ takes as many together after them
 HIDDEN_SHARE = 0.25  # of a client's nodes, while its generator learns; published: 3 to 28 %
@@ -177,24 +178,28 @@ def show(model: SageModel, graph: ImpairedGraph, epoch: int) -> tuple[Tensor, Te
     return missing[chosen].clamp(max=NEIGHBOURS), z[chosen], weights
 
 
+def generate(
+    missing: Sequence[Tensor], encoded: Sequence[Tensor], weights: Tensor, like: Sequence[Tensor]
+) -> list[Tensor]:
+    """Generate neighbours ``[r, f]`` as each of the authors would, from what it shows (step 2)."""
+    # weights [a, w], by which ``compare`` takes the gradient; like: those of an fGen, by layers
+    weights.requires_grad_()
+    return [
+        features_of(split_like(own, like), z, slots(count))
+        for own, z, count in zip(weights.unbind(), encoded, missing, strict=True)
+    ]
+
+
 def compare(
     authors: Tensor,
-    missing: Sequence[Tensor],
-    encoded: Sequence[Tensor],
+    generated: Sequence[Tensor],
     weights: Tensor,
-    like: Sequence[Tensor],
     features: Sequence[Tensor],
     clients: Tensor,
 ) -> Tensor:
     """Return the gradients ``[a, w]`` of the authors' weights towards the nodes here (step 2)."""
-    # What each of the authors [a] shows; like: the weights of an fGen, layer by layer; features
-    # [n, f] of each of the clients here [c]
-    weights.requires_grad_()
-    parts = [
-        features_of(split_like(own, like), z, slots(count))
-        for own, z, count in zip(weights.unbind(), encoded, missing, strict=True)
-    ]
-    made, sizes = torch.cat(parts), torch.tensor([len(part) for part in parts])
+    # generated: of each of the authors [a]; features [n, f]: of each of the clients here [c]
+    made, sizes = torch.cat([*generated]), torch.tensor([len(part) for part in generated])
     author = authors.repeat_interleave(sizes.to(authors.device))
     ptr = [0, *accumulate(map(len, features))]
     wanted = distance_gradient(made.detach(), author, torch.cat([*features]), ptr, clients)
@@ -226,7 +231,9 @@ def step_together(
 # Server ------------------------------------------------------------------------------------------
 
 
-def add_up(gradients: Sequence[FloatArray], authors: Sequence[int]) -> list[FloatArray]:
+def add_up(
+    gradients: Sequence[NDArray[np.floating]], authors: Sequence[int]
+) -> list[NDArray[np.floating]]:
     """Sum the gradients of all SuperNodes; return the rows of each SuperNode's authors (step 2)."""
     # gradients [a, w], authors: their number at each SuperNode
     return np.split(np.sum(gradients, axis=0), np.cumsum(authors)[:-1])

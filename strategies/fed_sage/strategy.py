@@ -174,9 +174,11 @@ class SageClient(EgoModelClient):
         missing, encoded = (part.split(came.rows.tolist()) for part in parts)
         features = [graph.x.to_dense().to(device) for graph in self.graphs]
         like = _model(self.shared.make()).generator.feature_weights()
-        here = like, features, torch.tensor(self._clients, device=device)
+        here = features, torch.tensor(self._clients, device=device)
         with one_thread(len(came.rows) > 1):
-            gradient = algorithm.compare(authors, missing, encoded, weights, *here)
+            generated = algorithm.generate(missing, encoded, weights, like)
+        # What all have generated is compared at once, in large products: on all threads
+        gradient = algorithm.compare(authors, generated, weights, *here)
         return PeerGradients(came.epoch, gradient.cpu().numpy()).to_numpy(len(self.graphs))
 
     def _shown(self, model: modules.SageModel, graph: ImpairedGraph, epoch: int) -> Generators:

@@ -113,6 +113,25 @@ def test_fed_sage_averages_by_training_nodes() -> None:
         assert strategy.weights()[name] == pytest.approx(found, abs=1e-6)
 
 
+def test_what_others_generated_is_compared_on_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each author's generator is a small product of its own; the comparison is a large one."""
+    threads: dict[str, set[int]] = {"features_of": set(), "distance_gradient": set()}
+    for name, noted in threads.items():
+
+        def noting(*given: Any, real: Any = getattr(algorithm, name), noted: Any = noted) -> Any:
+            noted.add(torch.get_num_threads())
+            return real(*given)
+
+        monkeypatch.setattr(algorithm, name, noting)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run_sage(FedSage, rounds=1)
+    finally:
+        torch.set_num_threads(before)
+    assert threads == {"features_of": {1}, "distance_gradient": {2}}
+
+
 def test_a_faulty_supernode_is_named_and_left_out() -> None:
     """Of three, one sends NaN from its first training on, and fails when it is to compare."""
 
