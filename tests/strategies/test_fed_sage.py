@@ -116,13 +116,16 @@ def test_fed_sage_averages_by_training_nodes() -> None:
 def test_what_others_generated_is_compared_on_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each author's generator is a small product of its own; the comparison is a large one."""
     threads: dict[str, set[int]] = {"features_of": set(), "distance_gradient": set()}
-    for name, noted in threads.items():
 
-        def noting(*given: Any, real: Any = getattr(algorithm, name), noted: Any = noted) -> Any:
-            noted.add(torch.get_num_threads())
+    def note(name: str, real: Any) -> None:
+        def noting(*given: Any) -> Any:
+            threads[name].add(torch.get_num_threads())
             return real(*given)
 
         monkeypatch.setattr(algorithm, name, noting)
+
+    for name in threads:
+        note(name, getattr(algorithm, name))
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
