@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 from flower_graph import __version__
 from flower_graph.data.folders.party import MEMBERS, Member
 from flower_graph.errors import MalformedReplyError, MembershipError, one_line
-from flower_graph.records.participation import (
-    ranges,
-)
+from flower_graph.records.participation import ranges
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import each_once, record_of
 from flower_graph.wire.averaging import Enrolment

@@ -106,7 +106,8 @@ class Added(Opened):
     ring: Ring  # how the words are written
     run_id: bytes  # of the sum, or of its epoch
     asked: dict[int, list[int]]  # the clients of each SuperNode that was asked for vectors
-    # Any: what the caller read of the replies with the vectors. Who gave none is not in ``silent``
+    # Any: what the caller read of the replies with vectors. SuperNodes without a usable reply are
+    # listed here, and not in ``silent``
     replies: Replies[Any]
 
     def numbers(self) -> NDArray[np.float64] | None:

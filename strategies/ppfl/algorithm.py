@@ -148,9 +148,10 @@ class Learnt(NamedTuple):
 
 def train_and_embed(models: EmbeddingModels, asked: Asked, server_round: int) -> dict[int, Learnt]:
     """Train clients towards their means, and embed their graphs (step 2)."""
-    losses, found = models.train(asked, server_round), dict[int, Learnt]()
-    for client, (embeddings, _) in models.outputs([*asked]).items():
-        rows, means = asked[client]
+    losses, outputs = models.train(asked, server_round), models.outputs([*asked])
+    found = dict[int, Learnt]()
+    for client, (rows, means) in asked.items():
+        embeddings, _ = outputs[client]
         x = embeddings[rows]
         found[client] = Learnt(losses[client], embeddings, x, disagreement(x, means))
     return found

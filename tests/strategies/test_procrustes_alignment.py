@@ -1,6 +1,7 @@
 """PPFL-GNN in the clear: server, clients, and new graphs."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from flower_graph.strategies.ppfl.client import (
     PublicNodeClient,
     PublicReply,
     PublicRequest,
+    SingleModels,
     joined,
     public_rows,
 )
@@ -263,6 +265,19 @@ def test_a_request_for_clients_of_another_supernode_is_refused() -> None:
             host.fit(arrays, config)
     again = PublicNodeClient(context(), toy_members(2)[1:])
     assert np.array_equal(rows_of(ask(host, 1)), rows_of(ask(again, 1)))
+
+
+def test_a_reply_has_the_order_of_its_request_whatever_order_models_have() -> None:
+    class Backwards(SingleModels):
+        def outputs(self, clients: Sequence[int]) -> dict[int, tuple[FloatArray, None]]:
+            return dict(reversed(super().outputs(clients).items()))
+
+    members = toy_members(2)
+    usual = ask(PublicNodeClient(context(), members), 1)
+    reply = ask(PublicNodeClient(context(), members, models=partial(Backwards, members)), 1)
+    assert reply.loss == usual.loss and reply.judged == usual.judged
+    for place in range(2):
+        assert np.array_equal(rows_of(reply, place), rows_of(usual, place))
 
 
 def test_a_state_that_changes_its_form_is_refused() -> None:

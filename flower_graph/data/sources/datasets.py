@@ -207,7 +207,7 @@ def random_split(
     return masks_from(y.numel(), [chosen, rest[:num_val], rest[num_val : num_val + num_test]])
 
 
-# Two runs': settings, and data, which a method may ask for as read, as checked
+# The settings and the data of two runs: a run's data may be here as read, and as divided, too
 _made: dict[object, Any] = {}
 MOST_MADE = 10
 
