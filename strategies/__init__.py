@@ -18,5 +18,7 @@ if TYPE_CHECKING:
     from flower_graph.strategies.fedscem import *
     from flower_graph.strategies.nfedgnn import *
     from flower_graph.strategies.ppfl import *
+    from flower_graph.strategies.secure_average import SecureAverage as SecureAverage
+    from flower_graph.strategies.secure_average import secure_average_mod as secure_average_mod
 
 __getattr__ = attach(__name__)

@@ -90,8 +90,10 @@ def make_client_app(
 
         return handle
 
-    app.act = lambda action: app.train(action, mods=train_mods)(handler(partial(_train, action)))
-    app.train(mods=train_mods)(handler(partial(_train, "")))
+    app.act = lambda action: app.train(action, mods=train_mods)(
+        handler(partial(action_reply, action))
+    )
+    app.train(mods=train_mods)(handler(partial(action_reply, "")))
     app.evaluate()(handler(_evaluate))
     app.query()(
         handler(
@@ -135,7 +137,7 @@ def _refuse_less(client: NumPyClient, context: Context) -> None:
         raise RefusedError(f"node config: {', '.join(given)}: {why}")
 
 
-def _train(action: str, client: NumPyClient, message: Message) -> Message:
+def action_reply(action: str, client: NumPyClient, message: Message) -> Message:
     """Call ``fit``, or an action that the client names: the server cannot call other methods."""
     if action and action not in getattr(client, "actions", ()):
         raise ValueError(f"{type(client).__name__} does not name {action!r} in its actions")

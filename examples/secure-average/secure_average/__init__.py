@@ -1,0 +1,1 @@
+"""secure-average: A Flower / PyTorch app."""
