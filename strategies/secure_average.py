@@ -21,7 +21,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from flower_graph.flower_compat import ClientAppCallable
 from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import MaskingClient
-from flower_graph.server.sums import PartySums, SecureSum, SumServer, read_sum
+from flower_graph.server.sums import PartySums, SecureSum, SumServer
 from flower_graph.wire.arrays import Config
 from flower_graph.wire.client_errors import lost_reply
 from flower_graph.wire.exchange import Exchange, Replies
@@ -234,7 +234,7 @@ class SummingGrid:
         """Send messages of one type; return one reply with the mean, or none without a sum."""
         exchange, sums, weighted_by = self._exchange, self._sums, self._weighted_by
         exchange.messages = {one.metadata.dst_node_id: one for one in messages}
-        exchange.names, exchange.timeout = {}, timeout or MOST_WAIT
+        exchange.timeout = timeout or MOST_WAIT
         if not exchange.messages:
             return []
         first = next(iter(exchange.messages.values()))
@@ -246,28 +246,26 @@ class SummingGrid:
         if sums.clients != drawn:
             sums.ready(number, drawn)
         length = sum(math.prod(shape) for _, shape in forms_of(like)) + 1 + MOST_METRICS
-        entries = sums.requests(length, SUM, detail_of(first, weighted_by))
-        about: dict[int, Mapping[str, Any]] = {node: {WEIGHT: weighted_by} for node in entries}
-        sums.send(number, entries, about, f"train.{APP}")
-        found = sums.open(number, drawn)
-        total = read_sum(found, sums.ring)
+        told: dict[int, dict[str, str]] = {node: {WEIGHT: weighted_by} for node in clients}
+        detail = detail_of(first, weighted_by)
+        found = sums.add(number, told, APP, length, SUM, detail, read=metric_names)
+        total = found.numbers()
         if total is None or total[-1 - MOST_METRICS] <= 0:
             why = found.skipped or "all weights are 0"
             LOG.warning("%s: no mean: %s", first.metadata.message_type, why)
             return []
-        there = {*found.contributors}
-        named = [exchange.names[node] for node, own in clients.items() if there & {*own}]
-        if len({*map(tuple, named)}) > 1:
+        there, replies = {*found.contributors}, found.replies.values.items()
+        names = {tuple(own) for node, own in replies if there.issuperset(found.asked[node])}
+        if len(names) > 1:
             LOG.warning("clients answer with different metrics: no mean of metrics")
-            named = [[]]
-        return [Message(mean_reply(total, like, weighted_by, named[0]), reply_to=first)]
+            names = {()}
+        return [Message(mean_reply(total, like, weighted_by, names.pop()), reply_to=first)]
 
 
 class AppExchange(Exchange):
     """Sends the stages of a sum as messages of a type that the app answers."""
 
     messages: Mapping[int, Message]  # of the wrapped strategy, by SuperNode
-    names: dict[int, list[str]]  # of the metrics in a SuperNode's vector
     timeout = MOST_WAIT
 
     # Any: as of the parent
@@ -276,7 +274,6 @@ class AppExchange(Exchange):
         requests: Mapping[int, RecordDict],
         *,
         message_type: str = "train",
-        read: Callable[[int, RecordDict], Any],
         timeout: float,
         **how: Any,
     ) -> Replies[Any]:
@@ -287,18 +284,11 @@ class AppExchange(Exchange):
             entries = ConfigRecord({**request.config_records[CONFIG], STAGE: stage})
             app = self.messages[node].content if stage == APP else {}
             contents[node] = RecordDict({**app, SUM: entries})
-        kind = next(iter(self.messages.values())).metadata.message_type
-
-        def read_names(node: int, content: RecordDict) -> Any:
-            if stage == APP:
-                self.names[node] = metric_names(content)
-            return read(node, content)
-
-        how |= {"message_type": kind, "read": read_names, "timeout": self.timeout}
-        return super().send(contents, **how)
+        how["message_type"] = next(iter(self.messages.values())).metadata.message_type
+        return super().send(contents, timeout=self.timeout, **how)
 
 
-def metric_names(content: RecordDict) -> list[str]:
+def metric_names(node: int, content: RecordDict) -> list[str]:
     """Read the names of the metrics in a masked vector."""
     names = content.config_records[CONFIG].get(NAMES, [])
     found = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
