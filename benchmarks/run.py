@@ -24,6 +24,7 @@ PAGE = ROOT / "docs" / "reference" / "performance.md"
 PARTS = {
     "round": "rounds",
     "sum": "sums",
+    "average": "averages",
     "alignment": "alignment",
     "scale": "scale",
     "deployment": "deployment",
