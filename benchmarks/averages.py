@@ -173,8 +173,10 @@ def main(arguments: list[str]) -> None:
     for clients in QUICK_SIZES if quick else SIZES:
         with TemporaryDirectory() as folder:
             rows += measure(clients, length, Path(folder))
-    about = f"""FedAvg of {length:,} numbers; figures are per round, of {ROUNDS} rounds with enrolment.
-        SecAgg+ has the partners and the threshold of our sums, and Flower's older interface. *Error* is the largest
+    about = f"""FedAvg of {length:,} numbers; figures are per round, of {ROUNDS} rounds
+        with enrolment.
+        SecAgg+ has the partners and the threshold of our sums, and Flower's older interface.
+        *Error* is the largest
         difference from the mean in double precision."""
     head = ["clients", "sum", "a client", "server", "bytes of a client", "error"]
     print(json.dumps([table("A secure average", about, head, rows)]))
