@@ -23,11 +23,12 @@ from flower_graph import flower_compat
 from flower_graph.apps.cli import launch
 from flower_graph.flower_compat import build_fab_from_disk
 from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies import secure_average
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 PAGE = ROOT / "docs" / "existing-app.md"
-APPS = ("existing-app", "with-flower-graph", "one-node-per-user")
+APPS = ("existing-app", "with-flower-graph", "secure-average", "one-node-per-user")
 METHODS = ("fedgls", "fedscem", "nfedgnn", "ppfl")
 FAST, LONG = "fedscem", (5, 20)
 MARKS = pytest.mark.slow, pytest.mark.release
@@ -122,6 +123,25 @@ def test_the_app_for_the_hub_learns_from_data_of_the_package(
     assert float(best) > 55  # the commonest class has 12
 
 
+def test_two_lines_make_a_secure_sum_of_an_ordinary_app(
+    imports: Callable[[str, str], Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Flower's quickstart gives the same without the two lines."""
+    settings, found = settings_of("secure-average"), list[float]()
+    for is_plain in (False, True):
+        if is_plain:
+            for module in [m for m in sys.modules if m.startswith("secure_average")]:
+                del sys.modules[module]
+            monkeypatch.setattr(secure_average, "SecureAverage", lambda strategy: strategy)
+            monkeypatch.setattr(secure_average, "secure_average_mod", lambda *a: a[2](*a[:2]))
+        run_here("secure-average", 5, settings, imports)
+        said = capsys.readouterr().out
+        found += map(float, re.findall(r"Test accuracy after 3 rounds: ([\d.]+)%", said))
+    assert found[0] > 85 and found[0] == pytest.approx(found[1], abs=0.3)
+
+
 def test_a_method_that_there_is_not_is_named(imports: Callable[[str, str], Any]) -> None:
     settings = settings_of("with-flower-graph") | {"method": "fedavg"}
     with pytest.raises(ValueError, match=r"'fedavg'.*fedgls, fedscem, nfedgnn, ppfl"):
@@ -180,7 +200,7 @@ def typed() -> Iterator[Callable[[Sequence[str]], str]]:
 
 
 def test_pages_begin_with_the_command() -> None:
-    for name in APPS[:2]:
+    for name in APPS[:3]:
         assert f"flwr run examples/{name} --stream " in commands(EXAMPLES / name / "README.md")[-1]
     assert commands(PAGE) == commands(EXAMPLES / "with-flower-graph" / "README.md")
 
