@@ -471,3 +471,20 @@ def test_an_interrupted_demo_ends_its_processes_and_removes_its_folder(tmp_path:
     finally:
         end_processes(MARK, mark)
         demo.wait(timeout=30)
+
+
+@pytest.mark.release
+def test_an_app_with_a_secure_average_goes_on_without_a_supernode_that_died(
+    deployment: Loopback, keys: list[Path]
+) -> None:
+    for number, key in enumerate(keys):
+        about = {"partition-id": number, "num-partitions": len(keys)}
+        deployment.start_node(f"digits-{number}", about, key=key)
+    app = ROOT / "examples" / "secure-average"
+    deployment.start_run("digits", {"num-server-rounds": 4}, app)
+    until(lambda: "[ROUND 2/" in deployment.log("digits"), "round 2")
+    deployment.kill("digits-2")
+    log = deployment.wait("digits", TIMEOUT)
+    # The round is lost if the SuperNode died before its vector was there
+    assert log.count("aggregate_train: Received 1 results") >= 3
+    assert float(re.findall(r"after 4 rounds: ([\d.]+)%", log)[0]) > 80
