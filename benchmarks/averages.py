@@ -1,4 +1,4 @@
-"""SecureAverage beside plain averaging and Flower's SecAgg+: one round of each, in one process.
+"""SecureAverage beside plain averaging and Flower's SecAgg+: two rounds of each, in one process.
 
 python -m benchmarks.averages [--quick]
 """

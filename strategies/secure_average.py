@@ -14,7 +14,8 @@ sums: Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Mach
    ``sum_i w_i x_i / sum_i w_i``, the same mean of each metric, and the weight ``sum_i w_i``.
 
 A strategy that averages makes of this one reply what it makes of all replies. Evaluation goes the
-same way. Every number is rounded to ``resolution``; the sum of the rounded numbers is exact.
+same way. Every number is rounded to ``resolution``; the sum of the rounded numbers is exact. Only
+clients that got the same message are in a sum together.
 """
 
 import hashlib
@@ -32,14 +33,21 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from flower_graph.client.adaptor import action_reply, metric_records
-from flower_graph.errors import MalformedReplyError, RefusedError, StateLostError, refuse_if
+from flower_graph.errors import (
+    MalformedReplyError,
+    RefusedError,
+    StateLostError,
+    brief,
+    refuse_if,
+)
 from flower_graph.flower_compat import ClientAppCallable
 from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import MaskingClient
+from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.server.sums import PartySums, SecureSum, SumServer
 from flower_graph.wire.arrays import Config
-from flower_graph.wire.client_errors import lost_reply
+from flower_graph.wire.client_errors import boundary, lost_reply
 from flower_graph.wire.exchange import Exchange, Replies
 from flower_graph.wire.keys import ARRAYS, CONFIG, MASKED_SUM, METRICS, NUM_EXAMPLES
 
@@ -74,14 +82,14 @@ def vector_of(reply: RecordDict, like: ArrayRecord, weighted_by: str) -> tuple[F
         from 0 on, a metric is a list, or there are more than 16 metrics.
     """
     arrays = {name: one for record in reply.array_records.values() for name, one in record.items()}
-    got, expected = forms_of(arrays), forms_of(like)
+    got, expected = shapes_of(arrays), shapes_of(like)
     refuse_if(got != expected, f"arrays: {got!r:.200}; must be {expected!r:.200}", ValueError)
     metrics = {
         name: one for record in reply.metric_records.values() for name, one in record.items()
     }
     weight = metrics.pop(weighted_by, None)
     if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-        raise ValueError(f"{weighted_by}: {weight!r}; must be a number from 0 on")
+        raise ValueError(f"{weighted_by}: must be a number from 0 on")
     names = sorted(metrics)
     many = f"{len(names)} metrics; must be at most {MOST_METRICS}"
     refuse_if(len(names) > MOST_METRICS, many, ValueError)
@@ -91,7 +99,7 @@ def vector_of(reply: RecordDict, like: ArrayRecord, weighted_by: str) -> tuple[F
         is_list = isinstance(metrics[name], list)
         refuse_if(is_list, f"metric {name}: a list; must be a single number", ValueError)
         numbers[place] = metrics[name]
-    flat = [one.numpy().ravel() for one in arrays.values()]
+    flat = [arrays[name].numpy().ravel() for name in like]
     vector: Floats = np.concatenate([*flat, numbers], dtype=np.float64)
     return vector * weight, names
 
@@ -114,8 +122,8 @@ def mean_reply(
     return RecordDict(({ARRAYS: ArrayRecord(arrays)} if arrays else {}) | records)
 
 
-def forms_of(arrays: Mapping[str, Array]) -> list[tuple[str, tuple[int, ...]]]:
-    return [(name, tuple(array.shape)) for name, array in arrays.items()]
+def shapes_of(arrays: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(array.shape) for name, array in arrays.items()}
 
 
 def arrays_asked(message: Message) -> ArrayRecord:
@@ -126,9 +134,35 @@ def arrays_asked(message: Message) -> ArrayRecord:
 
 
 def detail_of(message: Message, weighted_by: str) -> bytes:
-    """Hash what the numbers of a vector mean; server and clients each state it by themselves."""
-    about = message.metadata.message_type, forms_of(arrays_asked(message)), weighted_by
-    return hashlib.sha256(json.dumps(about).encode()).digest()
+    """Hash the whole message of the strategy; server and clients each state it by themselves.
+
+    Clients that got different messages have masks that do not cancel. Otherwise a server that lies
+    could send all clients but one a model with which they answer zeros, and read the sum as the
+    vector of that one (Pasquini et al., "Eluding Secure Aggregation in Federated Learning via Model
+    Inconsistency", CCS 2022).
+    """
+    content = [
+        [name, type(record).__name__, key, stated(one)]
+        for name, record in sorted(message.content.items())
+        if name != SUM
+        for key, one in sorted(record.items())
+    ]
+    about = message.metadata.message_type, weighted_by, content
+    return hashlib.sha256(json.dumps(about, default=bytes.hex).encode()).digest()
+
+
+# Any: an entry of any of Flower's records
+def stated(entry: Any) -> Any:
+    """Return what stands for an entry in the hash of a message."""
+    if not isinstance(entry, Array):
+        return entry
+    data = hashlib.sha256(entry.data).hexdigest()
+    return [entry.dtype, list(entry.shape), entry.stype, data]
+
+
+def number_of(node_id: int) -> int:
+    """Return a SuperNode's number in sums without a registry: half of Flower's 64 bits."""
+    return node_id >> 1
 
 
 # Server -------------------------------------------------------------------------------------------
@@ -158,17 +192,21 @@ class SecureAverage(Strategy):
     ------
     ValueError
         If the strategy needs each client's reply, or a number is impossible.
+    IdentityError
+        If the registry cannot be read.
     """
 
     def __init__(
         self,
         strategy: Strategy,
         *,
-        limit: float = 2.0**24,
-        resolution: float = 2.0**-24,
+        limit: float = 2.0**28,
+        resolution: float = 2.0**-20,
         dropout: float = 0.3,
         registry: Path | str | None = None,
     ) -> None:
+        if not isinstance(strategy, Strategy):
+            raise TypeError(f"strategy: {strategy!r:.99}; must be a strategy of flwr.serverapp")
         needs = [kind.__name__ for kind in type(strategy).__mro__ if kind.__name__ in NEEDS_REPLIES]
         if needs:
             raise ValueError(f"strategy: {needs[0]} needs each client's reply; a sum has none")
@@ -176,6 +214,7 @@ class SecureAverage(Strategy):
         self.strategy, self._limit, self._resolution = strategy, limit, resolution
         self._dropout, self._registry = dropout, registry
         self._server()
+        self._sums: tuple[AppExchange, SecureSum] | None = None
 
     def _server(self) -> SumServer:
         if self._registry is None:
@@ -186,15 +225,13 @@ class SecureAverage(Strategy):
     def start(self, grid: Grid, *arguments: Any, **named: Any) -> Result:
         """Call the wrapped strategy's ``start`` with a grid on which replies are summed."""
         weighted_by = getattr(self.strategy, "weighted_by_key", NUM_EXAMPLES)
-        exchange = AppExchange(grid)
-        sums = SecureSum(
-            exchange,
-            limit=self._limit,
-            resolution=self._resolution,
-            server=self._server(),
-            timeout=MOST_WAIT,
-        )
-        summing: Any = SummingGrid(exchange, sums, weighted_by)
+        if self._sums is None or self._sums[0].grid is not grid:
+            exchange, server = AppExchange(grid), self._server()
+            limit, step = self._limit, self._resolution
+            sums = SecureSum(exchange, limit=limit, resolution=step, server=server)
+            self._sums = exchange, sums
+        # SuperNodes count the sums of a run: a second start goes on with the first one's
+        summing: Any = SummingGrid(*self._sums, weighted_by)
         return self.strategy.start(summing, *arguments, **named)
 
     def configure_train(self, *arguments: Any, **named: Any) -> Iterable[Message]:
@@ -231,24 +268,30 @@ class SummingGrid:
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Send messages of one type; return one reply with the mean, or none without a sum."""
+        """Send equal messages; return one reply with the mean, or none without a sum."""
         exchange, sums, weighted_by = self._exchange, self._sums, self._weighted_by
         exchange.messages = {one.metadata.dst_node_id: one for one in messages}
         exchange.timeout = timeout or MOST_WAIT
         if not exchange.messages:
             return []
         first = next(iter(exchange.messages.values()))
-        like, number = arrays_asked(first), self._number + 1
+        sent = exchange.messages.values()
+        apart = {(id(one.content), one.metadata.message_type): one for one in sent}.values()
+        if len(details := {detail_of(one, weighted_by) for one in apart}) > 1:
+            raise ValueError("the strategy sends different messages; in a sum all get the same")
+        like, detail, number = arrays_asked(first), details.pop(), self._number + 1
         self._number = number
-        sums.prepare(number)
+        nodes = {node: [number_of(node)] for node in exchange.grid.get_node_ids()}
+        sums.prepare(number, nodes if sums.server.registry is None else list(nodes))
         clients = sums.server.clients
         drawn = sorted(c for node in exchange.messages for c in clients.get(node, ()))
         if sums.clients != drawn:
             sums.ready(number, drawn)
-        length = sum(math.prod(shape) for _, shape in forms_of(like)) + 1 + MOST_METRICS
+        length = sum(map(math.prod, shapes_of(like).values())) + 1 + MOST_METRICS
         told: dict[int, dict[str, str]] = {node: {WEIGHT: weighted_by} for node in clients}
-        detail = detail_of(first, weighted_by)
         found = sums.add(number, told, APP, length, SUM, detail, read=metric_names)
+        if not found.replies.values:  # such as of an app without ``evaluate``: nobody is ready
+            sums.clients = []
         total = found.numbers()
         if total is None or total[-1 - MOST_METRICS] <= 0:
             why = found.skipped or "all weights are 0"
@@ -305,42 +348,62 @@ class SumParty(MaskingClient):
 
     def __init__(self, context: Context) -> None:
         trust = TrustSettings.of(context.node_config, context.run_id)
-        # A number that no other SuperNode has: by the registry, else half of Flower's 64 bits
-        parties = {} if trust is None else trust.registry.parties
-        own = context.node_id >> 1 if trust is None else parties[trust.identity.party].clients[0][0]
+        own = number_of(context.node_id)
+        if trust is not None:
+            own = trust.registry.parties[trust.identity.party].clients[0][0]
         self.client = own
         super().__init__(context, [own], trust)
+
+    def check(self, entries: Config) -> None:
+        """Refuse what a server says of a sum before the app makes a vector.
+
+        So a refusal tells nothing about the vector, and no SuperNode trains in vain.
+        """
+        self.keys().receive(MaskRequest.from_config(entries), Ring.from_config(entries))
 
 
 def secure_average_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Answer the stages of a sum; send what the app answers as a masked vector.
 
-    A mod of Flower's ``ClientApp``. It refuses ``train`` and ``evaluate`` messages that are part of
-    no sum: the app would answer them in the clear.
+    A mod of Flower's ``ClientApp``. It refuses all messages that are part of no sum, except
+    ``query``: the app would answer them in the clear. The text of an error stays in the SuperNode's
+    log, as it may quote numbers.
     """
     record = message.content.config_records.get(SUM)
-    kind = message.metadata.message_type.partition(".")[0]
+    kind = message.metadata.message_type
     if record is None:
-        if kind in ("train", "evaluate"):
-            raise RefusedError(
-                f"a {kind} message without a secure sum; the server needs SecureAverage"
-            )
-        return call_next(message, context)
+        if kind.partition(".")[0] == "query":
+            return call_next(message, context)
+        raise RefusedError(f"a {kind} message without a secure sum; the server needs SecureAverage")
     entries: Config = {key: one for key, one in record.items() if not isinstance(one, list)}
-    stage, party = entries.pop(STAGE), SumParty(context)
     try:
-        if stage != APP:
+        with boundary(context):
+            party = SumParty(context)
+            if (stage := entries.pop(STAGE, None)) == APP:
+                return masked_answer(message, context, call_next, party, entries)
+            refuse_if(stage not in party.actions, f"{STAGE}: {brief(stage)}; is no stage of a sum")
             return action_reply(str(stage), party, message)
-        weighted_by, like = str(entries[WEIGHT]), arrays_asked(message)
-        detail = detail_of(message, weighted_by)
-        del message.content[SUM]
-        reply = call_next(message, context)
-        if reply.has_error():
-            return reply
-        vector, names = vector_of(reply.content, like, weighted_by)
-        masked, told = party.masked(entries, {party.client: vector}, SUM, detail)
     except StateLostError as error:
         return lost_reply(error, message)
+
+
+def masked_answer(
+    message: Message,
+    context: Context,
+    call_next: ClientAppCallable,
+    party: SumParty,
+    entries: Config,
+) -> Message:
+    """Have the app answer, and mask its answer."""
+    weighted_by, like = str(entries[WEIGHT]), arrays_asked(message)
+    detail = detail_of(message, weighted_by)
+    party.check(entries)
+    del message.content[SUM]
+    reply = call_next(message, context)
+    if reply.has_error():
+        raise RuntimeError(f"the app answers with an error: {reply.error.reason}")
+    vector, names = vector_of(reply.content, like, weighted_by)
+    masked, told = party.masked(entries, {party.client: vector}, SUM, detail)
     records = metric_records({}, told | {NAMES: names})
     total = ArrayRecord({MASKED_SUM: Array(masked.total)})
     return Message(RecordDict({ARRAYS: total, **records}), reply_to=message)

@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedProx, Result, Strategy
 from sum_helpers import write_keys
 
 from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies import secure_average
 from flower_graph.strategies.secure_average import (
     MOST_METRICS,
     SecureAverage,
@@ -281,3 +282,110 @@ def test_all_weights_may_be_zero(caplog) -> None:
     app = make_app([secure_average_mod, weightless])
     found = run(SecureAverage(FedAvg()), InProcessGrid(app, num_supernodes=CLIENTS), 1)
     assert found.train_metrics_clientapp == {} and "all weights are 0" in caplog.text
+
+
+def of_values(make: Callable[[Message, Context], Any]) -> Any:
+    """Make a mod with which clients answer training with other metrics."""
+
+    def mod(message: Message, context: Context, call_next: Any) -> Message:
+        reply = call_next(message, context)
+        reply.content["metrics"] = MetricRecord(make(message, context))
+        return reply
+
+    return mod
+
+
+@pytest.mark.parametrize("value", [-1234.5, [1234, 5]])
+def test_an_error_quotes_no_number_of_a_client(tmp_path, value: Any) -> None:
+    """A server that has clients weigh by a metric that is no weight is not told the metric."""
+    strategy = FedAvg(fraction_evaluate=0.0)
+    strategy.weighted_by_key = "balance"
+
+    def metrics(message: Message, context: Context) -> Any:
+        if context.node_config["partition-id"] == 0:
+            raise RuntimeError(f"the balance is {value}")
+        return {"balance": value}
+
+    # As on a machine of its own: in one process errors keep their words
+    grid = InProcessGrid(
+        make_app([secure_average_mod, of_values(metrics)]),
+        num_supernodes=CLIENTS,
+        node_config={"state-dir": str(tmp_path)},
+    )
+    watched: list[str] = []
+    pull = grid.pull_messages
+
+    def keep(ids: Any) -> list[Message]:
+        replies = pull(ids)
+        watched.extend(one.error.reason for one in replies if one.has_error())
+        return replies
+
+    grid.pull_messages = keep  # type: ignore[method-assign]
+    assert run(SecureAverage(strategy), grid, 1).train_metrics_clientapp == {}
+    assert len(watched) == CLIENTS and not any("1234" in reason for reason in watched)
+
+
+def test_clients_that_got_other_models_are_in_no_sum(monkeypatch, caplog) -> None:
+    """A lying server sends all but one a model of zeros, to read what that one answers."""
+    send = secure_average.AppExchange.send
+
+    def lie(self: Any, requests: Any, **how: Any) -> Any:
+        honest = self.messages
+        zeros = ArrayRecord({n: Array(np.zeros_like(a.numpy())) for n, a in ONES.items()})
+        for node in sorted(honest)[1:]:
+            content = RecordDict({**honest[node].content, "arrays": zeros})
+            self.messages = {**self.messages, node: Message(content, node, "train")}
+        return send(self, requests, **how)
+
+    monkeypatch.setattr(secure_average.AppExchange, "send", lie)
+    grid = InProcessGrid(make_app([secure_average_mod]), num_supernodes=CLIENTS)
+    found = SecureAverage(FedAvg(fraction_evaluate=0.0)).start(grid, ONES, num_rounds=1)
+    assert found.train_metrics_clientapp == {} and "not as agreed" in caplog.text
+
+
+ONES = ArrayRecord({name: Array(np.ones_like(one.numpy())) for name, one in FIRST.items()})
+
+
+class Uneven(FedAvg):
+    """A strategy with another config for each client."""
+
+    def configure_train(self, *arguments: Any) -> Any:
+        for number, one in enumerate(super().configure_train(*arguments)):
+            config = ConfigRecord({**one.content["config"], "number": number})
+            one.content = RecordDict({**one.content, "config": config})
+            yield one
+
+
+def test_a_strategy_that_sends_different_messages_is_refused() -> None:
+    with pytest.raises(ValueError, match="different messages"):
+        secure(Uneven())
+
+
+def test_an_app_without_evaluation_trains_on() -> None:
+    app = make_app([secure_average_mod])
+    del app._registered_funcs["evaluate.default"]
+    found = run(SecureAverage(FedAvg()), InProcessGrid(app, num_supernodes=CLIENTS))
+    assert [*found.train_metrics_clientapp] == [1, 2, 3]
+
+
+def test_arrays_may_come_in_another_order() -> None:
+    def turned(content: RecordDict) -> None:
+        content["arrays"] = ArrayRecord(dict(reversed(content["arrays"].items())))
+
+    app = make_app([secure_average_mod, one_changed(turned)])
+    found = run(SecureAverage(FedAvg()), InProcessGrid(app, num_supernodes=CLIENTS), 1)
+    assert_same(found, run(FedAvg(), InProcessGrid(make_app([]), num_supernodes=CLIENTS), 1))
+
+
+def test_a_run_may_start_twice(tmp_path) -> None:
+    keys = write_keys(CLIENTS, tmp_path)
+    app = make_app([secure_average_mod])
+    grid = InProcessGrid(app, num_supernodes=CLIENTS, node_config=keys)
+    strategy = SecureAverage(FedAvg(), registry=keys[0]["registry"])
+    for _ in range(2):
+        assert [*run(strategy, grid, 2).train_metrics_clientapp] == [1, 2]
+
+
+def test_what_is_no_strategy_is_refused() -> None:
+    with pytest.raises(TypeError, match="must be a strategy"):
+        SecureAverage(FedAvg)  # type: ignore[arg-type]

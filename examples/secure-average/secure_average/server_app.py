@@ -36,5 +36,5 @@ def main(grid: Grid, context: Context) -> None:
     )
 
     # Show what came of it
-    last = result.evaluate_metrics_clientapp[num_rounds]
-    print(f"Test accuracy after {num_rounds} rounds: {last['eval_acc']:.1%}")
+    if last := result.evaluate_metrics_clientapp.get(num_rounds):  # none if too many vanished
+        print(f"Test accuracy after {num_rounds} rounds: {last['eval_acc']:.1%}")
