@@ -154,9 +154,15 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         aligner, before = session.members.aligner, list(session.rejected)
         order = None if aligner.plain else aligner.order
         terms, is_last = round_terms(server_round, self.ring, order), server_round > session.rounds
+
+        def following() -> list[int] | None:
+            # Without any vector the run ends (`learn`): nobody is waited for once more
+            is_end = is_last or (bool(contents) and not sums.round.contributed.any())
+            return None if is_end else session.sample(server_round + 1)
+
         what = "train", self.layout.length, terms.purpose, terms.detail
         how: dict[str, Any] = {"read": self.read, "most_bytes": self.reply_bytes()}
-        how["following"] = lambda: None if is_last else session.sample(server_round + 1)
+        how["following"] = following
         sums.rejected.clear()  # the session has them
         found = sums.add(server_round, contents, *what, padded=True, **how)
         # SuperNodes that fail after this exchange have sent their vector

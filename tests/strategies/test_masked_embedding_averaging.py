@@ -8,10 +8,10 @@ import pytest
 import torch
 from ego_helpers import SETTINGS, start_of, toy_egos
 from ego_strategy_helpers import FINE, assert_same, faulty, rounded, run, seven_egos
-from federation import who_of
+from federation import Federation, who_of
 from plain import fedscem as plain
 
-from flower_graph.errors import AlignmentError
+from flower_graph.errors import AlignmentError, NoClientsError
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
 
@@ -89,6 +89,20 @@ def test_too_many_drop_out_and_the_round_is_skipped() -> None:
     who = who_of(outcome.reports[1].participation)
     assert not who.answered and len(who.failed) == 7, "nobody's answer is used"
     assert sum("4 of 7" in reason for reason in who.failed.values()) == 4
+
+
+def test_a_round_without_any_vector_ends_the_run_and_nobody_is_asked_again() -> None:
+    asked = list[str]()
+
+    class Silent(Federation):
+        def word(self, node_id: int, server_round: int, message_type: str) -> str:
+            asked.append(message_type)
+            return "silent" if server_round == 3 and message_type != "connect" else "good"
+
+    with pytest.raises(NoClientsError, match="round 3: none of 7 SuperNodes gave a usable answer"):
+        run(seven_egos(), rounds=5, supernodes=7, make_grid=Silent)
+    messages = [kind for kind in asked if kind != "connect"]
+    assert messages[-7:] == ["train"] * 7
 
 
 def test_a_union_that_nobody_takes_part_in_is_an_error() -> None:
