@@ -10,26 +10,42 @@ A round, Algorithm 1 (`relay_round`):
 1. user ``i``: ``x'_i = f_u(theta_i, x_i)`` (line 5, `OwnMaps.forward`);
 2. user ``i`` -> server: ``x'_i`` (line 6);
 3. server: ``Z = f_s(theta_s, A, X')`` (equation 5), ``L = CE(Z, Y) + lambda L_reg`` (equations 3, 6
-   and 7), and the gradients ``g_i`` of ``L`` by every ``x'_i`` (line 9, `RelayServer.gradients`);
+   and 7), and the gradient ``g_i`` of ``L`` with respect to each ``x'_i`` (line 9,
+   `RelayServer.gradients`);
 4. server -> user ``i``: ``g_i`` (line 9);
-5. user ``i``: the gradient by its weights is ``x_i g_i^T`` (line 11); an Adam step on ``theta_i``
-   (line 12, `OwnMaps.step`);
+5. user ``i``: the gradient with respect to its weights is ``x_i g_i^T`` (line 11); an Adam step on
+   ``theta_i`` (line 12, `OwnMaps.step`);
 6. server: an Adam step on ``theta_s`` (line 8, `RelayServer.step`). The paper steps before line 9;
    here both gradients come from one backward pass.
 
-A `Layer` says what travels in 2 and 4, and how the users step. There are three forms:
+A `Layer` carries steps 1, 2, 4 and 5. Users take step 5, after step 6, when the next message
+arrives. There are three forms:
 
 - *own* (`OwnMaps`): each user has a map of its own, the paper's method;
 - *averaged*: in every ``K``-th round users also send their weights, and the next message carries
   the mean (`mean_weights`), which a user takes over before its step (`OwnMaps.set_weights`).
   CNFGNN, the paper's baseline, is ``K = 1`` over all users with ``lambda = 0``;
 - *common* (`CommonMap`): all users have one map and one Adam, and step with the sum of all users'
-  gradients. That is exactly the training of one network in one place.
+  gradients. That is exactly the training of one network in one place. SuperNodes send
+  ``sum_i x_i g_i^T``; the server adds the sums; the next message carries the total, and each
+  SuperNode steps its copy.
 
-This file has both halves as tensors, and needs PyTorch alone. To change the loss, change
-`RelayServer.gradients`; the server's model, ``build_server_model`` in ``flower_graph/models.py``;
-the users' model, the maps; what travels, the layers in ``strategy.py`` and the messages in
-``client.py``.
+Unlike the paper, or beyond it:
+
+- ``CE`` is the mean over the labelled users; equation 3 has their sum;
+- all users start from the same weights (`shared_linear_weight`);
+- the schedule of the step size, clipping and the average of the server's weights are extras;
+- users drop features with the common map alone.
+
+This file has both halves as tensors, and needs PyTorch alone. Where to change
+
+- the loss: `RelayServer.gradients` and `RelayServer.entropy` (links: ``links.py``); ``L_reg``:
+  ``flower_graph/ops/graph.py``;
+- the server's model: ``build_server_model`` in ``flower_graph/models.py``;
+- the users' model: the maps, `UserModel` of saved models in ``modules.py``, and the shapes in the
+  messages of ``client.py``;
+- what travels: these messages, and the layers in ``strategy.py``; the common sum: `PlainSum.add`
+  and `MaskedSum.add` there.
 """
 
 import copy
@@ -66,7 +82,7 @@ Tensors = dict[str, Tensor]
 # What Adam changes, and how often it did, by the names in the tensors of a map
 ADAM_TENSORS, STEP = ("weight", "exp-avg", "exp-avg-sq"), "step"
 ROUND = "round"  # of the common map's last step
-BLOCK_ROWS = 65_536  # of which features are dropped at a time, so that they stay in cache
+BLOCK_ENTRIES = 65_536  # entries per dropout draw; one block fits the cache
 FEATURES_OF_A_USER = 1 << 32  # at most, so that each has a number of its own
 WARM_UP = 0.1  # share of the rounds in which ``warmup-cosine`` raises the step size
 Numbers = TypeVar("Numbers", bound=NDArray[np.floating])
@@ -83,7 +99,7 @@ class UserSettings(NamedTuple):
     weight_decay: float  # Adam's, as in ``torch.optim.Adam``
     seed: int  # of the run: all users start from the same weights
     average_over: str = "holders"  # or "all": `OwnMaps.weight_sum`
-    dropout: float = 0.0  # share of its features that a user drops, if all have one layer
+    dropout: float = 0.0  # share of its features that a user drops; with the common map only
 
 
 def shared_linear_weight(num_features: int, settings: UserSettings) -> Tensor:
@@ -259,7 +275,7 @@ class CommonMap(Maps):
             return rows.value
         draw = settings.seed, server_round
         if self._last[0] != draw:  # asked for twice a round
-            columns = (one.split(BLOCK_ROWS) for one in (rows.user, rows.feature, rows.value))
+            columns = (one.split(BLOCK_ENTRIES) for one in (rows.user, rows.feature, rows.value))
             value = torch.cat(
                 [
                     value * dropped(settings, server_round, self.numbers[user.long()], feature)
@@ -395,7 +411,11 @@ class RelayServer:
     def gradients(
         self, server_round: int, latent: Tensor, heard: Tensor
     ) -> tuple[dict[str, float], Tensor]:
-        """Compute the loss over the users in ``heard``, and the gradients ``g_i`` (line 9)."""
+        """Compute the loss and the gradients ``g_i`` (line 9).
+
+        The cross-entropy is over the labelled users in ``heard``, the regulariser over all known
+        users.
+        """
         # latent, result [n, h], heard [n]; the gradient by the weights is kept for `step`
         latent = latent.detach().requires_grad_()
         self.optimizer.zero_grad()
@@ -423,7 +443,7 @@ class RelayServer:
 
     def needed(self, heard: Tensor) -> list[Tensor]:
         """Return the nodes whose logits the loss needs, for a model that can leave others out."""
-        # A GPU would have to be waited for.
+        # On a GPU, nonzero() would make the CPU wait.
         if self.device.type != "cpu" or not getattr(self.model, "takes_nodes", False):
             return []
         return [(self.data.masks["train"] & heard).nonzero().flatten()]
@@ -442,7 +462,7 @@ class RelayServer:
 
     @torch.no_grad()
     def step(self, server_round: int, rate: float) -> None:
-        """Take Adam's step (line 8); the average follows, a plain mean until it has enough."""
+        """Take Adam's step (line 8); update the running average, at first a plain mean."""
         self.optimizer.lr = rate
         self.optimizer.step()
         if not self._decay:
@@ -487,14 +507,20 @@ def among(edges: Tensor | SortedEdges, known: Tensor) -> Tensor | SortedEdges:
 
 
 class Layer(Protocol):
-    """The users' layer as the server reaches it: what travels, and how the users step."""
+    """The users' layer as the server reaches it: it carries steps 1, 2, 4 and 5."""
 
     def latents(self, server_round: int) -> tuple[Tensor, Tensor]:
-        """Return all latent vectors ``[n, h]``, and which users were heard ``[n]``."""
+        """Return all latent vectors ``[n, h]``, and the users whose labels count ``[n]``.
+
+        With own maps these are all users that ever answered.
+        """
         ...
 
-    def step(self, server_round: int, gradient: Tensor, rate: float) -> str:
-        """Have the users step with their gradients; return why they cannot, or ""."""
+    def prepare_step(self, server_round: int, gradient: Tensor, rate: float) -> str:
+        """Prepare the users' step, which the next message triggers.
+
+        Return the reason for no step, or "".
+        """
         ...
 
 
@@ -505,7 +531,8 @@ def relay_round(
     # is_frozen: the server keeps its weights, as newcomers train alone
     latent, heard = layer.latents(server_round)  # lines 5 and 6
     losses, gradient = server.gradients(server_round, latent, heard)  # line 9
-    skipped = layer.step(server_round, gradient, rate)  # lines 9 to 12
+    # Line 9; users take lines 10 to 12 when the next message arrives.
+    skipped = layer.prepare_step(server_round, gradient, rate)
     if not skipped and not is_frozen:
         server.step(server_round, rate)  # line 8
     return losses, skipped

@@ -173,7 +173,7 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
     # A round
 
     def round(self, server_round: int) -> RoundReport:
-        """Run a round: the users' latent vectors, the server's step, the step of their layer."""
+        """Run a round: the users' latent vectors, the server's step, what the users' step needs."""
         layer, server = self.layer, self.server
         rate = scheduled(self.section, server_round, self.session.rounds)
         is_frozen = layer.is_alone(server_round)
@@ -400,7 +400,7 @@ def restore(server: RelayServer, state: StateDict) -> None:
 class HostedLayer(Membership):
     """The server's half of the users' layer: who hosts which users, who is there, and bytes.
 
-    A form has what `relay_round` needs, ``latents`` and ``step``, and ``finish``.
+    A form has what `relay_round` needs, ``latents`` and ``prepare_step``, and ``finish``.
     """
 
     needs_query = True
@@ -614,7 +614,7 @@ class OwnLayer(HostedLayer):
             return None, 0
         return self.average, self.average_round
 
-    def step(self, server_round: int, gradient: Tensor, rate: float) -> str:
+    def prepare_step(self, server_round: int, gradient: Tensor, rate: float) -> str:
         """Keep the gradients for users, and the mean of the weights that they sent."""
         self._delivered(self.answered)
         users, answers = self.asked_at(self.answered), self.relay.answers.values()
@@ -848,7 +848,7 @@ class CommonLayer(HostedLayer):
 
     # The sum
 
-    def step(self, server_round: int, gradient: Tensor, rate: float) -> str:
+    def prepare_step(self, server_round: int, gradient: Tensor, rate: float) -> str:
         """Have the SuperNodes' gradients by the layer added up for the next message."""
         gradients, requests, before = gradient.cpu().numpy(), {}, self.taken.layer_round
         for node in self.answered:

@@ -249,7 +249,7 @@ class Here:
         server.receive(torch.arange(len(y)).numpy(), maps.forward(None).numpy())
         return server.latent, server.known
 
-    def step(self, server_round, gradient, rate):
+    def prepare_step(self, server_round, gradient, rate):
         maps.step(None, gradient, rate)
         return ""
 
