@@ -1,4 +1,4 @@
-"""FedSCem: node classification over ego-networks by averaging embeddings that nobody sees.
+"""FedSCem: node classification over ego-networks by averaging masked embeddings.
 
 Xie, Xiong and Yang, "Federated Node Classification over Distributed Ego-Networks with Secure
 Contrastive Embedding Sharing", CIKM 2024. Every client holds an ego-network, its own GNN and
@@ -11,7 +11,8 @@ Once, before the first round:
 2. *secure alignment* (section 4.3.1): all clients agree on one order of the *slots*, the nodes
    that at least two clients hold; the server learns neither nodes nor holders.
 
-Round ``t``, in two exchanges. The first brings the sums of round ``t - 1``:
+Pass ``t``, in two exchanges (plain sums: one). Steps 3 and 4 end round ``t - 1``, whose sums the
+first exchange brings; steps 5 to 7 begin round ``t``:
 
 3. client: takes the sums' pads off, ``h~_v = sum / count`` (equation 7), for its own slots
    (``mean_embeddings``);
@@ -19,25 +20,37 @@ Round ``t``, in two exchanges. The first brings the sums of round ``t - 1``:
    ``f(h~)`` (equations 8 to 11; ``EgoGroup.fuse``);
 5. client: a step on ``L_nc`` (equation 3; ``EgoGroup.train``), then ``H = GNN(X, A)`` (equation 1;
    ``EgoGroup.embed``);
-6. client -> server: embeddings by slot and a one for each slot that it holds (``sum_by_slot``),
-   under pads and masks (*secure aggregation*, section 4.3.2), and its measurements after step 4
-   (``measure``);
-7. server: adds up, and in the second exchange takes the masks away, not the pads; clients prepare
-   the keys of round ``t + 1`` in the same message. It reads the mean measurements
-   (``mean_metrics``).
+6. client -> server: embeddings by slot and a 1 for each held slot (the activation mask;
+   ``sum_by_slot``), under pads and masks (*secure aggregation*, section 4.3.2), and its
+   measurements after step 4 (``measure``);
+7. server: adds the vectors; the second exchange removes the masks. The pads stay, so clients divide
+   (paper: the server); clients prepare the keys of round ``t + 1`` in the same message. The server
+   reads the mean measurements (``mean_metrics``).
 
 After the last round one more pass does steps 3, 4 and 6; step 6 then sends measurements alone.
 
-*Variants.* ``full`` is FedSCem. ``minus`` (FedSCem−) has no step 5. ``iter`` (FedSCem_iter) steps
-on ``mu L_ct`` alone in step 4, so that the two losses alternate. *Model sharing*: with ``fedavg``
-or ``fedprox`` the clients' weights are added up as well, and every round begins with their mean
-(equation 5; ``mean_model``), which FedProx pulls to.
+*Variants.* ``full`` is FedSCem. ``minus`` (FedSCem−) only embeds in step 5. ``iter``
+(FedSCem_iter) steps on ``mu L_ct`` alone in step 4, then takes step 5; with mini-batches, both
+losses alternate in step 4, and step 5 only embeds. *Model sharing*: with ``fedavg`` or ``fedprox``
+the clients' weights are added up as well, and every pass begins with their mean (FedAvg;
+``mean_model``), which FedProx pulls to.
 
 *Absent clients* keep their weights. A round in which too few clients answer is skipped: nothing of
 it is revealed, and step 4 goes on without ``L_ct``.
 
-*Where to change* the loss: ``EgoGroup._classification`` and ``_contrast``; the model: ``EgoGCN`` in
-``modules.py``; what travels: ``VectorEncoding.add_up`` in ``vector.py``. The same file has the pads
+*Unlike the paper*, or unsaid there:
+
+- of a node with two holders, each holder can compute the other holder's embedding;
+- ``alignment: plain`` shows the server identities and sums, ``aggregation: plain`` each SuperNode's
+  sum;
+- both losses are means over a client's nodes; equations 3, 10 and 11 have sums;
+- activation masks travel in every round (paper: computed once), as clients may be absent.
+
+*Where to change* the loss: ``EgoGroup._classification`` and ``_contrast`` (NT-Xent:
+``flower_graph/ops/contrast.py``); the model: ``EgoGCN`` in ``modules.py``; upload:
+``VectorEncoding.add_up`` and ``Layout`` in ``vector.py``; download: ``Sums`` there; averaging:
+``mean_embeddings``, ``mean_model``; the adding: ``SecureSum.add`` in
+``flower_graph/server/sums.py``. ``vector.py`` also has the pads
 (``flower_graph/secure/align/client.py`` says why they hide a sum). ``client.py`` and
 ``strategy.py`` carry the two halves over Flower; this file runs without it.
 """
@@ -71,7 +84,7 @@ METRIC_NAMES = (
     *("train", "has-train", "val", "has-val", "test", "has-test"),
     *("cross-entropy", "contrast", "has-contrast"),
 )
-FIRST = "gnn.first.weight"  # of which clients keep the rows of their features
+FIRST = "gnn.first.weight"  # clients store only its rows for features they have
 # For each client: ``2 t - 1`` once it has trained for round ``t``, ``2 t`` once it has used its
 # means. A repeated message, or a resumed run, does neither a second time.
 STEPS = "steps"
@@ -138,7 +151,7 @@ class EgoGroup:
         return total[0] / total[1]
 
     def steps_locally(self, variant: str) -> bool:
-        """Whether a variant has step 5; with batches the turns of ``iter`` are in step 4."""
+        """Whether a variant trains in step 5; with batches the turns of ``iter`` are in step 4."""
         return variant != "minus" and not (variant == "iter" and self._has_batches)
 
     def train(self, server_round: int) -> Tensor:
@@ -165,10 +178,12 @@ class EgoGroup:
         return logits.detach()
 
     def _contrast(self, part: MiniBatch, shared: Shared, *, classify: bool) -> Tensor:
-        """Step on ``mu L_ct`` of a batch, and ``L_nc``; return NT-Xent's sums and nodes, [2, c]."""
-        # Both losses are means over a client's nodes, where equations 10 and 11 have sums. A client
-        # without shared nodes takes the step too, so that all have taken equally many: its gradient
-        # of ``L_ct`` is zero, and only weight decay and Adam's momentum move it.
+        """Step on ``mu L_ct`` of a batch, plus ``L_nc`` if ``classify``.
+
+        Return NT-Xent's sum and its number of nodes for each client, ``[2, c]``.
+        """
+        # A client without shared nodes takes the step too, so that all have taken equally many: its
+        # gradient of ``L_ct`` is zero, and only weight decay and Adam's momentum move it.
         h = self._embedded()
         losses, count = self._contrast_losses(h, shared, part)
         loss = self.settings.mu * (losses / count.clamp(min=1)).sum()
@@ -202,7 +217,7 @@ class EgoGroup:
         return losses, count
 
     def _descend(self, loss: Tensor, part: MiniBatch) -> None:
-        """Take an Adam step on a loss and the pull; what the loss does not use decays, too."""
+        """Take an Adam step on the loss plus FedProx's pull; unused parameters decay too."""
         parameters = dict(self.module.named_parameters())
         grads = torch.autograd.grad(loss, [*parameters.values()], materialize_grads=True)
         for (name, parameter), grad in zip(parameters.items(), grads, strict=True):
@@ -357,5 +372,5 @@ def mean_metrics(sums: Mapping[str, float], tau: float) -> dict[str, float]:
 
 
 def mean_model(weights: NDArray[np.float64], clients: int) -> NDArray[np.float32]:
-    """Divide the sum of the clients' weights by their number (equation 5)."""
+    """Divide the sum of the clients' weights by the number of clients (FedAvg)."""
     return (weights / clients).astype(np.float32)

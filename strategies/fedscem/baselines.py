@@ -1,8 +1,8 @@
 """FedSCem's baselines: FedAvg, FedProx and local training of its model.
 
 They are the project's one FedAvg (``fed_avg.py``), FedProx and local training, with FedSCem's
-model. Every client has weight 1, so the mean model is the mean over clients (FedSCem, equation 5).
-Adam's moments stay with the client.
+model. Every client has weight 1, as in the risk of FedSCem's equation 5, so the mean model is the
+mean over clients. Adam's moments stay with the client.
 """
 
 from collections.abc import Sequence
