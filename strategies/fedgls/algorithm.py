@@ -9,26 +9,39 @@ carry knowledge of structure from client to client.
 Round ``t``:
 
 1. server -> clients: ``theta``, ``omega``;
-2. graphless client: one step of phi on ``L_c``, NT-Xent between ``h_i`` and ``z_i`` of each node
-   (equations 8 and 9); phi never leaves the client. Then ``A^`` is made anew and stays for the
-   round (``ClientModels.learn``);
+2. graphless client: one step of phi (appendix C: once a round) on ``L_c``, NT-Xent between ``h_i``
+   and ``z_i`` of each node (equations 8 and 9); phi never leaves the client. Then ``A^`` is made
+   anew and stays for the round (``ClientModels.learn``);
 3. client, ``E`` times: theta steps on the cross-entropy of its labelled nodes (equation 10), omega
    on ``KL(softmax(H) || softmax(Z))`` with ``H`` fixed (equation 11; ``ClientModels.loss``);
-4. client -> server: theta, omega, and its number of nodes;
+4. SuperNode -> server: its clients' mean of theta and omega, weighted by nodes, and their number of
+   nodes; a client without training nodes does not train and has weight 0;
 5. server: the mean weighted by nodes (equation 12), which is Flower's ``FedAvg``;
 6. server -> clients: the new means, to be measured (``ClientModels.logits``).
 
 *Baselines*, by ``strategy.name``: Fed-GNN_k (``fed-gnn-knn``; ``graph.knn_on`` chooses features or
 the hidden layer of the server's last model), Local-GNN_k (``local-gnn-knn``), Fed-GNN
 (``fed-gnn``), Fed-MLP (``fed-mlp``) and Fed-GNNMLP (``fed-gnn-mlp``) are the same program with
-other graphs: ``GRAPHS`` in ``config.py``. FedProto is ``fed_proto.py`` on these clients.
+other graphs: ``GRAPHS`` in ``config.py``. FedProto is ``strategies/fed_proto.py`` on these
+clients.
+
+*Unlike the paper*, which calls ``H`` and ``Z`` embeddings, ``H`` and ``Z`` are logits here. The
+paper's ``k`` most similar nodes (equation 16) include the node itself; here ``similar_graph``
+chooses ``k`` others. ``LearnedGraph.of`` makes ``A^`` of them: ReLU and the mean with the transpose
+(equation 17), a self-loop of weight 1 for each node, then normalisation (equation 18).
+
+*Where to change* the loss: ``ClientModels.loss`` and ``ClientModels.contrast``; the model:
+``two_layers``, ``ClientModels.network``, and the shapes in ``StructureModel`` (``modules.py``);
+what travels: ``shared_by`` (``strategy.py``); the mean: ``StructureFedAvg.combine``
+(``strategy.py``). ``ModuleClient._train`` (``flower_graph/client/module_client.py``) loops over
+local epochs.
 
 *Names and shapes.* A two-layer MLP is a two-layer GCN on a graph without edges. So theta
 (``gnn-…``), omega (``encoder-…``) and the baselines' models are networks of one form. The clients
-of a SuperNode train as one program: ``c`` clients with ``n`` nodes together, ``f`` features, ``h``
-hidden numbers, ``k`` classes. Their graphs are one block-diagonal graph, and each parameter is a
-stack with a part for each client. First layers are stored by active rows ``r``: the rows of the
-features that a client has. ``ptr`` has the bounds of the clients' nodes.
+of a SuperNode are a *group*, and train as one program: ``c`` clients with ``n`` nodes together,
+``f`` features, ``h`` hidden units, ``k`` classes. Their graphs are one block-diagonal graph, and
+each parameter is a stack with a part for each client. First layers are stored by active rows ``r``:
+the rows of the features that a client has. ``ptr`` has the bounds of the clients' nodes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -90,33 +103,34 @@ def two_layers(
 
     hidden = F.relu_(grouped_add(around(propagate(x, network.first)), network.bias, ptr))
     hidden = hidden if dropped is None else hidden * dropped
-    # Multiplying by the weights after the neighbours' sum gives the same, and includes the bias
+    # Multiplying by W_2 after summing neighbours gives the same result, and b_2 is added with it
     return grouped_linear(around(hidden), network.second, network.last, ptr)
 
 
-def log_shares(logits: Tensor) -> Tensor:
-    """Return the log-softmax of logits ``[n, k]``, turned: ``[k, n]``."""
+def log_probabilities(logits: Tensor) -> Tensor:
+    """Return the log-softmax of logits ``[n, k]``, transposed: ``[k, n]``."""
     # A log-softmax over a few neighbouring numbers takes PyTorch ten times as long
     return logits.T.contiguous().log_softmax(0)
 
 
 def cross_entropy(own: Tensor, y: Tensor, weights: Tensor) -> Tensor:
     """Add up the nodes' weighted cross-entropies: theta's loss (equation 10)."""
-    # own [k, n] of H, y [n], weights [n]: in each client's mean over its training nodes, else 0
+    # own [k, n] of H, y [n], weights [n]: 1 / the client's number of training nodes; 0 for other
+    # nodes
     losses = own.gather(0, y.clamp(min=0)[None])[0]
     return -(losses * weights).sum()
 
 
 def distillation(own: Tensor, student: Tensor, weights: Tensor) -> Tensor:
     """Add up the nodes' weighted divergences of Z from H: omega's loss (equation 11)."""
-    # own [k, n] of H, student [k, n] of Z, weights [n]: in each client's mean over its nodes. The
+    # own [k, n] of H, student [k, n] of Z, weights [n]: 1 / the client's number of nodes. The
     # divergence's other term depends on H alone.
     return -(own.detach().exp() * weights * student).sum()
 
 
 def similar_graph(e: Rows, ptr: list[int], k: int, similarity: str) -> LearnedGraph:
-    """Join each node to the ``k`` most similar others of its client (equations 13, 16 to 18)."""
-    # e [n, d]
+    """Join each node to the ``k`` most similar others of its client (equations 13 and 16)."""
+    # e [n, d]; ``LearnedGraph.of`` does equations 17 and 18
     if similarity == "cosine":  # the inner product of unit vectors, made for all at once
         e, similarity = comparable(e, similarity), "inner"
     neighbours, similarities = [], []
@@ -147,7 +161,7 @@ class Graphless(NamedTuple):
 class ClientModels(nn.ParameterDict):
     """The client's half: theta, omega and phi of a group's clients, and the graphs they use."""
 
-    kind: str  # the graphs of graphless clients, of which ``GRAPHS`` in ``config.py`` tells
+    kind: str  # which graph a graphless client uses: see ``GRAPHS`` in ``config.py``
     how: GraphSection
     widths: list[int]  # numbers of a first bias, a second layer and its bias in ``<name>-rest``
     data: GraphOnDevice  # of the group
@@ -175,10 +189,10 @@ class ClientModels(nn.ParameterDict):
 
     def loss(self, drops: Sequence[DropoutMask]) -> Tensor:
         """Return the sum of the clients' losses of theta and omega (step 3)."""
-        own = log_shares(self._output(GNN, self.graph(), drops[0]))
+        own = log_probabilities(self._output(GNN, self.graph(), drops[0]))
         loss = cross_entropy(own, self.data.y, self.train_shares)
         if self.kind == LEARNED:
-            student = log_shares(self._output(MLP, None, drops[1]))
+            student = log_probabilities(self._output(MLP, None, drops[1]))
             loss = loss + distillation(own, student, self.shares)
         return loss
 
@@ -229,7 +243,7 @@ class ClientModels(nn.ParameterDict):
         return with_part(self.given, self.graphless.nodes, part)
 
     def made_graph(self, graphless: Graphless) -> LearnedGraph:
-        """Return ``A^ = P(Gen(X; phi))`` of the graphless clients, with its gradient."""
+        """Return the made graph: FedGLS's ``A^`` with its gradient, KNN's nearest neighbours."""
         k, similarity = self.how.neighbours, self.how.similarity
         return similar_graph(self._compared(graphless), graphless.data.ptr, k, similarity)
 
@@ -248,14 +262,14 @@ class ClientModels(nn.ParameterDict):
                 deeper = self[f"{LEARNER}-rest"][places].view(len(places), -1, w, w)
                 return mlp_encode(data.x, first, deeper, data.ptr)
             e = attentive_encode(e, first.T)
-        # Nodes of two clients are never compared, so columns of different clients share numbers
+        # Each client numbers its columns from 0, since no node is compared across clients
         starts = torch.tensor(data.rows.ptr, device=row.device)[data.owner[row]]
         return e._replace(col=column - starts)
 
     # Fed-GNNMLP: clients with edges have a GNN alone, graphless ones an MLP
 
     def tell_shares(self) -> None:
-        """Let each client say which of the two models it has, as 0 or 1 (step 4)."""
+        """Write 1 for the model that a client has, 0 for the other (step 4)."""
         if self.kind == OWN:
             for part, has in ((GNN, self.has_edges), (MLP, ~self.has_edges)):
                 self[f"{part}-{SHARE}"].copy_(has[:, None])
@@ -268,7 +282,7 @@ class ClientModels(nn.ParameterDict):
 def mean_of_holders(
     means: Mapping[str, NDArray[Any]], last: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Average each of Fed-GNNMLP's models over the clients that have it (step 5)."""
+    """Average each model over the clients that have it (step 5, Fed-GNNMLP only)."""
     # ``means`` are over all clients, with 0 for a model that a client does not have. A model that
     # nobody has stays as it was.
     result = {}
