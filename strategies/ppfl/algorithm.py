@@ -11,37 +11,53 @@ Iteration ``t`` (Algorithms 1 and 2), one exchange:
 1. server -> client ``i``: ``X'_i``, means for its public nodes; nothing in the first iteration;
 2. client: takes ``X'_i`` (DeepWalk: they replace its vectors; GAT: its hidden layer is pulled
    towards them, equation 9), trains on its own graph, and embeds it (``train_and_embed``);
-3. client -> server: ``X_i``, the embeddings of its public nodes, and its measurements;
+3. client -> server: ``X_i``, the embeddings of its public nodes (GAT: its hidden layer), and its
+   measurements;
 4. server: for each ordered pair ``W_ji``, the orthogonal matrix with the least
    ``||X_j W_ji - X_i||_F``, from the SVD of ``X_j^T X_i`` (equation 4);
-5. server: ``X'_i = 1/m (X_i + sum_{j != i} X_j W_ji)``, by node, over the clients that hold it
-   (4 and 5: ``Overlap.means``).
+5. server: ``X'_i = 1/h (X_i + sum_{j != i} X_j W_ji)``, for each node over the ``h`` clients that
+   hold it (4 and 5: ``align_pairs``).
 
 With ``alignment="consensus"`` steps 4 and 5 rotate all clients into one common space and back:
-``m`` alignments instead of ``m (m - 1)``. The consensus needs only the sum of the rotated
-embeddings. So with ``alignment="secure"`` each client rotates its own embeddings, and the secure
-sum of ``flower_graph.secure`` adds them up. The server learns this sum, and nothing else of the
-embeddings; ``W_i`` never leaves client ``i``. Iteration ``t``, two exchanges:
+``m`` clients need ``m`` alignments instead of ``m (m - 1)``. The consensus needs only the sum of
+the rotated embeddings. So with ``alignment="secure"`` each client rotates its own embeddings, and
+the secure sum of ``flower_graph.secure`` adds them up. The server learns this sum, and nothing else
+of the embeddings; ``W_i`` never leaves client ``i``. Iteration ``t``, two exchanges:
 
 1. server -> client ``i``: ``R``, the common mean of the last iteration, for its public nodes
    (``CommonMean.of``);
-2. client: ``X'_i = R W_i^T`` (``rotated_back``), trains with it as above, and embeds its graph;
+2. client: ``X'_i = R W_i^T`` with the client's previous ``W_i`` (``rotated_back``), trains with it
+   as above, and embeds its graph;
 3. client: ``W_i``, the orthogonal matrix with the least ``||X_i W_i - R||_F`` (equation 4);
 4. client -> server: ``X_i W_i`` (3 and 4: ``rotated``), masked;
-5. server: adds up, and in the second exchange takes the masks off; ``R`` = sum / holders, by node
-   (``CommonMean.take``).
+5. server: adds up, and in the second exchange takes the masks off; ``R`` = sum / holders, for each
+   node (``CommonMean.take``).
 
 The plain form repeats steps 3 and 5 until ``R`` stands still. Here each iteration does them once
 and starts from the last ``R``. The server never asks for a second sum of the same embeddings: with
-as many sums as clients it could compute each client's part. The first ``R`` is random points. Their
-mean is too blurred to learn from: clients rotate to it, and ``X'_i`` begins with iteration 3. Nodes
-with too few holders are in no sum; a client keeps its own rows of them.
+as many sums as clients it could compute each client's part. In iteration 1 clients rotate to random
+points, in iteration 2 to the first mean. The first mean is too blurred to learn from: clients train
+towards ``X'_i`` from iteration 3. Nodes with too few holders are in no sum; a client keeps its own
+rows of them.
 
-*Where to change* the loss: ``gat_loss`` and, in ``modules.py``, ``DeepWalk.learn``; the model:
-``GAT`` and ``DeepWalk`` in ``modules.py``, or any ``EmbeddingModel``; the mean: ``Overlap.means``
-and ``CommonMean.take``; what travels: ``PublicRequest`` and ``PublicReply`` in ``client.py``.
+*Unlike the paper*:
+
+- The paper's public nodes are in all graphs; here a public node may be in some.
+- The paper has one alignment, that of pairs; the consensus and the secure form are ours.
+- The paper repeats until convergence; here a run has a set number of rounds, or stops early.
+- The paper's embeddings are columns, and aligned as ``W X``; here they are rows: ``X W``.
+- With ``absent="last"`` the mean has the last embeddings of clients that did not answer.
+
+*Where to change* the loss: ``gat_loss``; DeepWalk's is in gensim, which ``DeepWalk._train`` in
+``modules.py`` calls (the loss that ``DeepWalk.learn`` returns is only measured). The model: ``GAT``
+and ``DeepWalk`` in ``modules.py``, or any ``EmbeddingModel``, of which ``SingleModels`` in
+``client.py`` makes ``EmbeddingModels``. The mean: ``align_pairs`` and ``consensus`` in
+``flower_graph/ops/procrustes.py`` (``Overlap.means`` calls one of them), in the secure form
+``CommonMean.take``. What travels, in ``client.py``: ``PublicRequest`` and ``PublicReply``, in the
+secure form also ``SumOrder``, the vector of ``SecureConsensusClient.fit`` and, if the server is not
+trusted, ``Claims``.
 ``client.py`` and ``strategy.py`` carry the two halves over Flower; ``evaluation.py`` measures
-embeddings and their alignment. This file needs PyTorch alone.
+embeddings and their alignment. This file imports neither Flower nor Ray.
 """
 
 from __future__ import annotations
@@ -63,8 +79,8 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
 DoubleArray = NDArray[np.float64]
 # By client: the rows [p] of its public nodes, and their means X'_i [p, d], if there are any
-Asked = Mapping[int, tuple[IntArray, FloatArray | None]]
-LEARNT_FROM = 2  # sums before clients learn from the common mean
+RowsAndMeans = Mapping[int, tuple[IntArray, FloatArray | None]]
+LEARNT_FROM = 2  # sums that the server makes before clients train towards the common mean
 ABSENT = -1  # slot of a node that is not in a sum
 
 # Formulas -----------------------------------------------------------------------------------------
@@ -81,7 +97,10 @@ def gat_loss(
     targets: Tensor,
     pull: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of clients' GATs, and each training node's part (equations 5 to 9)."""
+    """Return the sum of the clients' losses, and each training node's part of the cross-entropy.
+
+    These are equations 8 and 9.
+    """
     # logits [t, k] and y [t] of training nodes; hidden [n, d] of all nodes, and the rows [p] of
     # public nodes in it, with their targets X'_i [p, d]. share [t] and pull [p] weigh each node by
     # 1 and beta over the number of such nodes at its client: the loss is a sum over clients.
@@ -114,10 +133,9 @@ def first_points(seed: int, nodes: int, dimension: int) -> DoubleArray:
 class EmbeddingModel(Protocol):
     """Anything that embeds the nodes of one client and can be pulled towards targets."""
 
-    # A message may be answered by another process than the one before. So a model that keeps
-    # anything from round to round also has PyTorch's ``state_dict`` and ``load_state_dict``, with
-    # the same names, shapes and types from its making on. It draws random numbers from nothing but
-    # a seed, its client and the round.
+    # Another process may answer the next message. So a model that keeps state from round to round
+    # needs PyTorch's ``state_dict`` and ``load_state_dict``. The names, shapes and types of its
+    # state never change. A model draws random numbers from a seed, its client and the round alone.
 
     def learn(self, rows: IntArray, targets: FloatArray | None, server_round: int) -> float:
         """Train for one round."""
@@ -130,7 +148,7 @@ class EmbeddingModel(Protocol):
 class EmbeddingModels(Protocol):
     """The models of several clients."""
 
-    def train(self, asked: Asked, server_round: int) -> dict[int, float]:
+    def train(self, asked: RowsAndMeans, server_round: int) -> dict[int, float]:
         """Train clients for one round; return the loss of each."""
 
     def outputs(self, clients: Sequence[int]) -> Mapping[int, tuple[FloatArray, Tensor | None]]:
@@ -140,21 +158,23 @@ class EmbeddingModels(Protocol):
 class Learnt(NamedTuple):
     """A client after step 2."""
 
-    loss: float  # its model's own
+    loss: float  # of a GAT the cross-entropy, of DeepWalk skip-gram's loss
     embeddings: FloatArray  # [n, d] of all its nodes
     public: FloatArray  # [p, d] X_i, of its public nodes
-    apart: float  # mean of 1 - cos of X_i and the means; NaN without means
+    distance: float  # mean of 1 - cos of X_i and the means; NaN without means
 
 
-def train_and_embed(models: EmbeddingModels, asked: Asked, server_round: int) -> dict[int, Learnt]:
+def train_and_embed(
+    models: EmbeddingModels, asked: RowsAndMeans, server_round: int
+) -> dict[int, Learnt]:
     """Train clients towards their means, and embed their graphs (step 2)."""
     losses, outputs = models.train(asked, server_round), models.outputs([*asked])
-    found = dict[int, Learnt]()
+    learnt = dict[int, Learnt]()
     for client, (rows, means) in asked.items():
         embeddings, _ = outputs[client]
         x = embeddings[rows]
-        found[client] = Learnt(losses[client], embeddings, x, disagreement(x, means))
-    return found
+        learnt[client] = Learnt(losses[client], embeddings, x, disagreement(x, means))
+    return learnt
 
 
 def rotated_back(
@@ -181,7 +201,7 @@ def rotated(x: DoubleArray, mean: DoubleArray) -> tuple[DoubleArray, DoubleArray
 class Overlap(NamedTuple):
     """The embeddings of clients, set beside each other by node."""
 
-    clients: list[int]  # m, ascending
+    clients: list[int]  # numbers of the m clients, ascending
     x: Tensor  # [m, u, d] of the u nodes that some client holds
     held: Tensor  # [m, u] whether a client holds a node
     slots: list[IntArray]  # of each client, where in u its public nodes are
@@ -199,8 +219,8 @@ class Overlap(NamedTuple):
 
     def means(self, *, in_pairs: bool) -> dict[int, FloatArray]:
         """Return each client's ``X'_i`` ``[p, d]`` (steps 4 and 5)."""
-        found = align_pairs if in_pairs else (lambda x, held: consensus(x, held).aligned)
-        means = found(self.x, self.held).numpy()
+        average = align_pairs if in_pairs else (lambda x, held: consensus(x, held).aligned)
+        means = average(self.x, self.held).numpy()
         parts = zip(self.clients, means, self.slots, strict=True)
         return {client: own[slot] for client, own, slot in parts}
 
@@ -213,8 +233,9 @@ def fewest_holders(clients: int, dropout: float, least: int) -> int:
 
 
 def common_nodes(held: Iterable[Mapping[int, IntArray]], fewest: int) -> IntArray:
-    """Choose the nodes that enough holders have, by ascending id; a holder counts once."""
-    # held: of each holder, the ids of its clients' public nodes
+    """Choose the nodes that at least ``fewest`` holders have, by ascending id."""
+    # held: of each holder, the ids of its clients' public nodes. A holder is a client, or a
+    # SuperNode if the server is not trusted.
     each = [np.unique(np.concatenate(list(one.values()))) for one in held]
     nodes, counts = np.unique(np.concatenate([np.zeros(0, np.int64), *each]), return_counts=True)
     return nodes[counts >= fewest]
@@ -253,7 +274,8 @@ class CommonMean:
         return self.padded[self.slots[client]] if self.made else None
 
     def take(self, total: DoubleArray, contributors: Iterable[int]) -> None:
-        """Divide a sum by the number of holders (step 5)."""
+        """Divide a sum by the number of holders (step 5); a node without any keeps its mean."""
         slots = np.concatenate([self.slots[client] for client in contributors])
         holders = np.bincount(slots + 1, minlength=self.nodes.size + 1)[1:, None]
-        self.padded[:-1], self.made = total.reshape(self.rows.shape) / holders, self.made + 1
+        np.divide(total.reshape(self.rows.shape), holders, out=self.rows, where=holders > 0)
+        self.made += 1

@@ -41,11 +41,11 @@ from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import MaskingClient
 from flower_graph.strategies.ppfl.algorithm import (
     ABSENT,
-    Asked,
     DoubleArray,
     EmbeddingModel,
     FloatArray,
     IntArray,
+    RowsAndMeans,
     common_nodes,
     find_slots,
     first_points,
@@ -408,7 +408,7 @@ class SingleModels:
                 model.load_state_dict({n.removeprefix(start): value for n, value in own.items()})
         self.tensors = self._copied()
 
-    def train(self, asked: Asked, server_round: int) -> dict[int, float]:
+    def train(self, asked: RowsAndMeans, server_round: int) -> dict[int, float]:
         each = asked.items()
         losses = {c: float(self._models[c].learn(*given, server_round)) for c, given in each}
         now = self._copied()
@@ -568,7 +568,7 @@ class PublicNodeClient(NumPyClient):
             request,
             marks,
             [one.loss for one in learnt.values()],
-            [one.apart for one in learnt.values()],
+            [one.distance for one in learnt.values()],
             rows if request.wants_embeddings else None,
             {name: [one.get(name, math.nan) for one in judged.values()] for name in names},
             left_out,

@@ -43,7 +43,7 @@ from flower_graph.ops.grouped import group_sizes, grouped_add, grouped_linear
 from flower_graph.outputs.build import HEADS, SHARE, WIDTH, built_with, form_of
 from flower_graph.outputs.files import SavedModels
 from flower_graph.rng import derive_seed, generator
-from flower_graph.strategies.ppfl.algorithm import Asked, FloatArray, IntArray, gat_loss
+from flower_graph.strategies.ppfl.algorithm import FloatArray, IntArray, RowsAndMeans, gat_loss
 
 if TYPE_CHECKING:
     from flower_graph.data.graph import ClientGraph
@@ -187,7 +187,7 @@ class GATCohort(Cohort):
         if tensors is None:
             self._draw()
 
-    def train(self, asked: Asked, server_round: int) -> dict[int, float]:
+    def train(self, asked: RowsAndMeans, server_round: int) -> dict[int, float]:
         """Train clients for a round; return the cross-entropy before the last step of each."""
         with self.learners([*asked]) as (group,):
             graph, (module, batch) = group.graph, self._ready(group)
@@ -257,7 +257,7 @@ def _parts(graph: GraphOnDevice, rows: Tensor) -> Tensor:
     return 1 / torch.bincount(owner, minlength=1)[owner]
 
 
-def _pulled(graph: GraphOnDevice, asked: Asked) -> tuple[Tensor, Tensor]:
+def _pulled(graph: GraphOnDevice, asked: RowsAndMeans) -> tuple[Tensor, Tensor]:
     each = [(asked[c], start) for c, start in zip(asked, graph.ptr, strict=False)]
     parts = [(rows + start, targets) for (rows, targets), start in each if targets is not None]
     rows, targets = map(np.concatenate, zip(*parts, strict=True)) if parts else np.empty((2, 0))

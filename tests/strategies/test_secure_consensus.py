@@ -198,6 +198,7 @@ def test_slots_that_cannot_be(slots: list[int], length: int, what: str) -> None:
         public.rotate(request, order, public.PublicReply(request, [1], [0.0], [0.0], rows), length)
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_node_that_stays_keeps_its_mean() -> None:
     mean, ids = CommonMean(), {4: np.array([9, 7]), 5: np.array([7])}
     mean.choose(np.array([5, 7]), ids, 2)
@@ -207,6 +208,9 @@ def test_a_node_that_stays_keeps_its_mean() -> None:
     assert mean.rows.tolist() == [[3, 4], [0, 0]]
     own = mean.of(4), mean.of(5)
     assert [one is not None and one.tolist() for one in own] == [[[0, 0], [3, 4]], [[3, 4]]]
+    mean.take(np.array([4.0, 6, 5, 7]), [4, 5])
+    mean.take(np.array([8.0, 9, 0, 0]), [5])
+    assert mean.rows.tolist() == [[8, 9], [5, 7]]  # no holder of node 9 is in the last sum
 
 
 @given(
