@@ -147,8 +147,8 @@ class VectorEncoding:
 
     def slot_pads(self, dtype: np.dtype[np.generic]) -> NDArray[np.unsignedinteger]:
         """Return the pads of the slots that are held here, ``[s, h]``."""
-        # Above the guard bits, which so are zeros in every sum: else they would show, by the
-        # factors of two in the number of holders, how many holders a slot had in the round.
+        # Above the guard bits, so that these bits are zeros in every sum. Otherwise the lowest bits
+        # of a sum would show the factors of two in the slot's number of holders in the round.
         pads = self.table.pads(self.pads, self.sum_round, self.layout.hidden)
         return (pads << np.uint64(self.form.guard_bits)).astype(dtype)
 
