@@ -509,6 +509,8 @@ class PublicNodeClient(NumPyClient):
         request = PublicRequest.from_numpy(parameters, config, **about)
         if strange := set(request.clients) - self.public.keys():
             raise ValueError(f"clients {brief(sorted(strange))} are not hosted here")
+        if len(set(request.clients)) != len(request.clients):
+            raise ValueError(f"clients {brief(request.clients)}: each may be there once")
         request.nodes = [self.public[client] for client in request.clients]
         means, shape = request.targets, (sum(request.sizes), self.dimension)
         if means is not None and (means.shape != shape or not np.isfinite(means).all()):

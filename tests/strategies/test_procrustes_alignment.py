@@ -255,13 +255,17 @@ def test_means_that_do_not_fit_change_nothing(means: Any) -> None:
     assert np.array_equal(rows_of(ask(again, 2)), rows_of(ask(host, 2)))
 
 
-def test_a_request_for_clients_of_another_supernode_is_refused() -> None:
+def test_a_request_for_clients_of_another_supernode_or_for_one_twice_is_refused() -> None:
     host, member = PublicNodeClient(context(), toy_members(2)[1:]), toy_members(2)[0]
-    for clients, stranger in (([0], 0), ([1, 5], 5)):
+    for clients, why in (
+        ([0], r"clients \[0\] are not hosted here"),
+        ([1, 5], r"clients \[5\] are not hosted here"),
+        ([1, 1], r"clients \[1, 1\]: each may be there once"),
+    ):
         nodes = [member.public for _ in clients]
         request = PublicRequest(1, clients, nodes, 3, *joined([None for _ in clients], nodes, 3))
         arrays, _, config = request.to_numpy()
-        with pytest.raises(ValueError, match=rf"clients \[{stranger}\] are not hosted here"):
+        with pytest.raises(ValueError, match=why):
             host.fit(arrays, config)
     again = PublicNodeClient(context(), toy_members(2)[1:])
     assert np.array_equal(rows_of(ask(host, 1)), rows_of(ask(again, 1)))
