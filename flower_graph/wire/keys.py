@@ -32,7 +32,7 @@ MEASURED = "judged-"  # before the name of each measurement
 # Of the adaptor: names of a reply's arrays; in the answer to a ``query`` its version and format
 ARRAY_NAMES = "array-names"
 VERSION, MESSAGE_FORMAT = "flower-graph", "message-format"
-FORMAT = 2  # counts up whenever a server of one version cannot work with clients of another
+FORMAT = 3  # counts up whenever a server of one version cannot work with clients of another
 # Largest weight, embedding or latent vector's number: ten thousand times more than any that we have
 # seen; squares of it, added up over a large graph, still fit into float32
 MAX_NUMBER = 2.0**20

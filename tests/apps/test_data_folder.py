@@ -363,7 +363,7 @@ def test_a_list_is_read_as_it_was_written(tmp_path):
 def test_another_message_format_is_refused_by_name(app, tmp_path, monkeypatch):
     config = config_of(app)
     out = partition(config, tmp_path / "out", "--supernodes", "2")
-    of_others = SimpleNamespace(**vars(keys) | {"FORMAT": 3})
+    of_others = SimpleNamespace(**vars(keys) | {"FORMAT": keys.FORMAT + 1})
     monkeypatch.setattr("flower_graph.client.adaptor.keys", of_others)
     monkeypatch.setattr("flower_graph.client.adaptor.__version__", "0.3.0")
     grid = grid_of(config, folders_of(out))
@@ -372,4 +372,5 @@ def test_another_message_format_is_refused_by_name(app, tmp_path, monkeypatch):
             config, None, party.server_folder(config, str(out / "server"))
         )
         strategy.start(grid, num_rounds=1, timeout=5)
-    assert re.search(r"format 3 .*0\.3\.0.* 2 ", str(error.value))
+    said = rf"format {keys.FORMAT + 1} .*0\.3\.0.* {keys.FORMAT} "
+    assert re.search(said, str(error.value))

@@ -119,7 +119,7 @@ def test_evaluate_and_query() -> None:
     assert dict(content["config"]) == {"who": "me"}
     assert isinstance(content["metrics"], MetricRecord)
     content = answer({"nodes": 5, "key": b"k", "ids": [1, 2], "gpu": False}, "query")
-    stamp = {"flower-graph": flower_graph.__version__, "message-format": 2}
+    stamp = {"flower-graph": flower_graph.__version__, "message-format": 3}
     said = {"nodes": 5, "key": b"k", "ids": [1, 2], "gpu": False}
     assert dict(content["config"]) == stamp | said
 
