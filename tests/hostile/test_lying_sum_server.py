@@ -525,7 +525,7 @@ def with_one_fewer(grid: InProcessGrid, monkeypatch: Any, sums: int) -> Iterator
 def test_the_documented_example_cannot_be_differenced(monkeypatch: Any) -> None:
     page = (Path(__file__).parents[2] / "docs" / "secure-sum.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
-    exec(page.split("```python\n")[1].split("```")[0], names)  # it has made one sum
+    exec(page.split("```python\n")[2].split("```")[0], names)  # it has made one sum
     assert names["summed"].contributors.size == names["NODES"] * names["HOSTED"]
     for number in with_one_fewer(names["grid"], monkeypatch, 1 + names["NODES"]):
         if number > 1:

@@ -27,7 +27,9 @@ AVERAGING = [FedAvg, FedAdam, FedAvgM, lambda: FedProx(proximal_mu=0.1)]
 Answers = Callable[[Message, Context], None]
 
 
-def make_app(mods: list[Any], change: Answers = lambda *_: None) -> ClientApp:
+def make_app(
+    mods: list[Any], change: Answers = lambda *_: None, *, evaluates: bool = True
+) -> ClientApp:
     """Make an app whose replies follow from the client and the round; ``change`` may fail."""
     app = ClientApp(mods=mods)
 
@@ -46,6 +48,9 @@ def make_app(mods: list[Any], change: Answers = lambda *_: None) -> ClientApp:
         metrics = {"num-examples": int(draw.integers(1, 100)), "loss": draw.random()}
         content = {"arrays": ArrayRecord(arrays), "metrics": MetricRecord(metrics)}
         return Message(RecordDict(content), reply_to=message)
+
+    if not evaluates:
+        return app
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -362,8 +367,7 @@ def test_a_strategy_that_sends_different_messages_is_refused() -> None:
 
 
 def test_an_app_without_evaluation_trains_on() -> None:
-    app = make_app([secure_average_mod])
-    del app._registered_funcs["evaluate.default"]
+    app = make_app([secure_average_mod], evaluates=False)
     found = run(SecureAverage(FedAvg()), InProcessGrid(app, num_supernodes=CLIENTS))
     assert [*found.train_metrics_clientapp] == [1, 2, 3]
 
