@@ -44,7 +44,6 @@ from flower_graph.flower_compat import ClientAppCallable
 from flower_graph.secure.parties.registry import TrustSettings
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import MaskingClient
-from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.server.sums import PartySums, SecureSum, SumServer
 from flower_graph.wire.arrays import Config
 from flower_graph.wire.client_errors import boundary, lost_reply
@@ -354,13 +353,6 @@ class SumParty(MaskingClient):
         self.client = own
         super().__init__(context, [own], trust)
 
-    def check(self, entries: Config) -> None:
-        """Refuse what a server says of a sum before the app makes a vector.
-
-        So a refusal tells nothing about the vector, and no SuperNode trains in vain.
-        """
-        self.keys().receive(MaskRequest.from_config(entries), Ring.from_config(entries))
-
 
 def secure_average_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Answer the stages of a sum; send what the app answers as a masked vector.
@@ -397,13 +389,13 @@ def masked_answer(
     """Have the app answer, and mask its answer."""
     weighted_by, like = str(entries[WEIGHT]), arrays_asked(message)
     detail = detail_of(message, weighted_by)
-    party.check(entries)
+    received = party.received(entries)  # so that a refusal tells nothing about the vector
     del message.content[SUM]
     reply = call_next(message, context)
     if reply.has_error():
         raise RuntimeError(f"the app answers with an error: {reply.error.reason}")
     vector, names = vector_of(reply.content, like, weighted_by)
-    masked, told = party.masked(entries, {party.client: vector}, SUM, detail)
+    masked, told = party.masked(received, {party.client: vector}, SUM, detail)
     records = metric_records({}, told | {NAMES: names})
     total = ArrayRecord({MASKED_SUM: Array(masked.total)})
     return Message(RecordDict({ARRAYS: total, **records}), reply_to=message)

@@ -122,7 +122,7 @@ def array_of(content: RecordDict, record: str, key: str) -> NDArray[Any]:
 
 
 class Seen(dict[str, dict[int, list[Any]]]):
-    """What the messages of a run show, by name and client, each in the order of the messages."""
+    """The numbers that a run's messages show, by name and client, in the order of the messages."""
 
     # Any: an attack knows what it takes
 

@@ -101,7 +101,7 @@ class Opened:
 
 @dataclass(kw_only=True)
 class Added(Opened):
-    """What came of `SecureSum.add`."""
+    """The outcome of `SecureSum.add`."""
 
     ring: Ring  # how the words are written
     run_id: bytes  # of the sum, or of its epoch

@@ -177,7 +177,7 @@ class SageClient(EgoModelClient):
         here = features, torch.tensor(self._clients, device=device)
         with one_thread(len(came.rows) > 1):
             generated = algorithm.generate(missing, encoded, weights, like)
-        # What all have generated is compared at once, in large products: on all threads
+        # The nodes of all clients are compared at once, in large products: on all threads
         gradient = algorithm.compare(authors, generated, weights, *here)
         return PeerGradients(came.epoch, gradient.cpu().numpy()).to_numpy(len(self.graphs))
 

@@ -682,7 +682,9 @@ class CommonLayerClient(UsersClient, MaskingClient):
         words = pad.added(ring, total.ravel())
         # Under pads two sums tell the server nothing: each is of a state of its own.
         state = [np.array([request.server_round, request.layer_round]), np.frombuffer(mask.run_id)]
-        reply, entries = self.masked(config, vectors, GRADIENTS, detail, state, words)
+        reply, entries = self.masked(
+            self.received(config), vectors, GRADIENTS, detail, state, words
+        )
         return [reply.total], size, entries
 
     def share_key(self, parameters: Parameters, config: Config) -> Answer:

@@ -677,7 +677,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             # The same embeddings with another rotation are the same state.
             state = [one for one in reply.embeddings if one is not None]
             reply.rows = None  # only their sum leaves
-            masked, entries = self.masked(config, vectors, MEANS, layout, state)
+            masked, entries = self.masked(self.received(config), vectors, MEANS, layout, state)
             for client, rotation in rotations.items():
                 kept[client][:] = rotation
         if self.trust is not None and masked.left_out:

@@ -520,6 +520,8 @@ LOG = logging.getLogger(__name__)
 FloatArray = NDArray[np.floating]
 # Entries of a sum itself, beside those that tell clients what to add up
 OF_SUM = {one.key for kind in (MaskRequest, Ring) for one in fields_of(kind).values()}
+# A request for vectors that was checked, its ring, and the secrets that it was checked with
+Received = tuple[MaskRequest, Ring, SumClient]
 
 
 class MaskingClient(NumPyClient):
@@ -552,20 +554,25 @@ class MaskingClient(NumPyClient):
     sum_epoch = partialmethod(_answer, action="sum_epoch")
     sum_list = partialmethod(_answer, action="sum_list")
 
+    def received(self, config: Config) -> Received:
+        """Read a request for vectors and check it, before there is a vector."""
+        request, ring, host = MaskRequest.from_config(config), Ring.from_config(config), self.keys()
+        host.receive(request, ring)
+        return request, ring, host
+
     def masked(
         self,
-        config: Config,
+        received: Received,
         vectors: Mapping[int, FloatArray],
         purpose: str = SECURE_SUM,
         detail: bytes = b"",
         state: Iterable[ArrayLike] | None = None,
         pad: RingArray | None = None,
     ) -> tuple[MaskedReply, Config]:
-        """Add up clients' vectors and mask the sum, as the request's entries say."""
+        """Add up clients' vectors and mask the sum, as a request says."""
         # state: what the vectors were made of, if not the vectors: it enters one sum
         # pad: words that each client adds, so that the server cannot read the sum either
-        request, ring, host = MaskRequest.from_config(config), Ring.from_config(config), self.keys()
-        host.receive(request, ring)
+        request, ring, host = received
         clients = request.clients.tolist()
         total, left_out = np.zeros(request.length, ring.dtype), dict[int, str]()
         for client in clients:
@@ -646,5 +653,7 @@ class SecureSumClient(MaskingClient):
 
     def sum_mask(self, parameters: Parameters, config: Config) -> Answer:
         told = {key: config[key] for key in config.keys() - OF_SUM}
-        reply, entries = self.masked(config, self.vectors(config), SECURE_SUM, digest_of_told(told))
+        received = self.received(config)
+        vectors, detail = self.vectors(config), digest_of_told(told)
+        reply, entries = self.masked(received, vectors, SECURE_SUM, detail)
         return [reply.total], reply.clients.size, entries
