@@ -82,7 +82,9 @@ def vector_of(reply: RecordDict, like: ArrayRecord, weighted_by: str) -> tuple[F
     """
     arrays = {name: one for record in reply.array_records.values() for name, one in record.items()}
     got, expected = shapes_of(arrays), shapes_of(like)
-    refuse_if(got != expected, f"arrays: {got!r:.200}; must be {expected!r:.200}", ValueError)
+    if got != expected:
+        told = f"must be as the server's, at first its initial_arrays: {expected!r:.200}"
+        raise ValueError(f"arrays: {got!r:.200}; {told}")
     metrics = {
         name: one for record in reply.metric_records.values() for name, one in record.items()
     }

@@ -42,7 +42,7 @@ def make_app(
         change(message, context)
         draw = draw_of(message, context)
         arrays = {
-            name: Array((one.numpy() + draw.normal(size=one.shape)).astype(one.dtype))
+            name: Array(np.asarray(one.numpy() + draw.normal(size=one.shape), one.dtype))
             for name, one in message.content["arrays"].items()
         }
         metrics = {"num-examples": int(draw.integers(1, 100)), "loss": draw.random()}
@@ -85,6 +85,21 @@ def test_it_gives_what_plain_averaging_gives(make: Callable[[], Strategy]) -> No
     found, grid = secure(make())
     assert_same(found, expected)
     assert len(found.evaluate_metrics_clientapp) == 3 and not grid.tracebacks
+
+
+def test_arrays_may_be_those_of_scikit_learn() -> None:
+    """Of a binary classifier, of a regression with one number, and how often it iterated."""
+    coef = np.zeros((30, 1)).T  # in Fortran's order
+    first = ArrayRecord([coef, np.zeros(1), np.array(0.0), np.zeros(1, np.int32)])
+    results = []
+    for mods in ([], [secure_average_mod]):
+        grid = InProcessGrid(make_app(mods, evaluates=False), num_supernodes=CLIENTS)
+        strategy = SecureAverage(FedAvg()) if mods else FedAvg()
+        results.append(strategy.start(grid, first, num_rounds=2))
+    expected, found = results
+    assert_same(found, expected)
+    for one, other in zip(found.arrays.values(), expected.arrays.values(), strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
 
 
 def test_supernodes_that_do_not_trust_the_server(tmp_path) -> None:
