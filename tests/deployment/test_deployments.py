@@ -194,6 +194,8 @@ def deployment(link: Loopback) -> Iterator[Loopback]:
     for name, process in list(link.processes.items()):
         if name != "superlink" and process.poll() is None:
             link.end(name)
+    for server in link.processes_of("superlink", SERVER):  # of a run whose test failed
+        server.kill()
 
 
 # Runs ---------------------------------------------------------------------------------------------
@@ -284,7 +286,8 @@ def test_a_supernode_is_restarted_and_later_killed(
         assert _replies(deployment, other) == sent
     until(lambda: len(prepared.rounds) >= 2, "no second round")
     assert _replies(deployment, first) >= 1
-    assert _replies(deployment, again) >= 1
+    # Round 2's last message may have been held: the restarted one is then asked in round 3.
+    until(lambda: _replies(deployment, again) >= 1, "the restarted one answers nothing")
 
     with _held(deployment, again):
         done = len(prepared.rounds)
@@ -326,7 +329,7 @@ def test_a_killed_serverapp_is_resumed_and_ends_where_the_undisturbed_run_ends(
     until(lambda: len(prepared.rounds) >= 2, "no two rounds")
     # The query, and three rounds: a SuperNode that is still fetching a message waits for a minute.
     until(
-        lambda: all(_replies(deployment, name, "Received") == 4 for name in names), "no third round"
+        lambda: all(_replies(deployment, name, "Received") >= 4 for name in names), "no third round"
     )
     (server,) = deployment.processes_of("superlink", SERVER)
     server.kill()
