@@ -267,6 +267,21 @@ class PyGNetwork(nn.Module):
         given = (edge_index,) if self.takes_edges else ()
         return self.network(self.input_dropout(x), *given)  # type: ignore[no-any-return]
 
+    def embed(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return the hidden layer ``[n, h]``, before dropout; SGC has none."""
+        x = self.input_dropout(x)
+        if self.takes_edges:
+            x = self.network.convs[0](x, edge_index)
+            return self.network.act(x)  # type: ignore[no-any-return]
+        return self.network[:2](x)  # type: ignore[no-any-return]
+
+    def classify(self, hidden: Tensor, edge_index: Tensor) -> Tensor:
+        """Return logits ``[n, c]`` from the hidden layer ``[n, h]``."""
+        if self.takes_edges:
+            hidden = self.network.dropout(hidden)
+            return self.network.convs[1](hidden, edge_index)  # type: ignore[no-any-return]
+        return self.network[2:](hidden)  # type: ignore[no-any-return]
+
 
 class PairDecoder(nn.Module):
     """MLP that predicts from the rows of two nodes, in either order, whether they are linked.

@@ -11,7 +11,8 @@ training nodes. Every client has a network of its own. Round ``t``:
 4. server: Flower's ``FedAvg`` of both by training nodes ``n_i``; their quotient is ``C_j`` (eq. 6);
 5. server -> clients: ``C_j``. Clients measure, keep and predict with their own networks.
 
-A class that none of the asked clients has gets no prototype. The network is the two-layer GCN.
+A class that none of the asked clients has gets no prototype. As no weight travels, clients may have
+different networks (``model.name``), whose hidden layers before the last are of one length, ``h``.
 """
 
 from dataclasses import dataclass
@@ -21,12 +22,11 @@ from torch import Tensor, nn
 
 from flower_graph.client.learner import weighed
 from flower_graph.client.module_client import GraphOnDevice, ModuleClient
-from flower_graph.config.common import GCN as GCN_NAME
 from flower_graph.config.common import NODES, ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import NOT_NEGATIVE, choice
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleMethod
-from flower_graph.models import GCN
+from flower_graph.models import GCN, PyGNetwork
 from flower_graph.ops.grouped import class_sums, distance_to_means
 
 APP = "fedproto"
@@ -46,7 +46,8 @@ class FedProtoSection(TrainingSection):
 class FedProtoConfig(ModuleRunConfig):
     """Everything that a run of FedProto needs to be repeated."""
 
-    networks = (GCN_NAME,)
+    networks = ("gcn", "gat", "sage", "gin", "mlp")  # an SGC has no hidden layer
+    mixes = True
     app: str = APP
     strategy: FedProtoSection = section(FedProtoSection)
 
@@ -57,20 +58,17 @@ class FedProtoConfig(ModuleRunConfig):
 
 
 class WithPrototypes(nn.Module):
-    """A GCN and the server's prototypes, as each class's sum and its share of all nodes."""
+    """A network and the server's prototypes, as each class's sum and its share of all nodes."""
 
     sums: Tensor  # [k, h]; shares [k]
     shares: Tensor
 
-    def __init__(self, gcn: nn.Module) -> None:
+    def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        assert isinstance(gcn, GCN)
-        self.gcn = gcn
-        self.register_buffer("sums", torch.zeros_like(gcn.second.weight))
-        self.register_buffer("shares", torch.zeros_like(gcn.second.bias))
-
-    def forward(self, x: Tensor, edge_index: Tensor, *edge_weight: Tensor) -> Tensor:
-        return self.gcn.forward(x, edge_index, *edge_weight)
+        assert isinstance(net, GCN | PyGNetwork)
+        self.net, (k, h) = net, (int(net.arguments[name]) for name in ("classes", "hidden"))
+        self.register_buffer("sums", torch.zeros(k, h))
+        self.register_buffer("shares", torch.zeros(k))
 
 
 class FedProtoClient(ModuleClient):
@@ -78,12 +76,15 @@ class FedProtoClient(ModuleClient):
 
     how: FedProtoSection
 
+    def logits(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
+        return super().logits(module.get_submodule("net"), graph)
+
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
         """Add the distance of training nodes to their classes' prototypes (step 2)."""
         assert isinstance(module, WithPrototypes)
-        train, (x, *edges) = graph.masks["train"], weighed(module, graph)
-        hidden = module.gcn.embed(x, *edges)
-        y, logits = graph.y[train], module.gcn.classify(hidden, *edges)[train]
+        train, (x, *edges) = graph.masks["train"], weighed(module.net, graph)
+        hidden = module.net.embed(x, *edges)
+        y, logits = graph.y[train], module.net.classify(hidden, *edges)[train]
         # [k, h], and NaN of a class that nobody has
         means = self.received["sums"] / self.received["shares"][..., None]
         goal = y + graph.owner[train] * means.shape[-2]  # with several clients [c, k, h]
@@ -94,20 +95,20 @@ class FedProtoClient(ModuleClient):
     def sent(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
         """Return sums of hidden vectors and shares of nodes by class (step 3)."""
         assert isinstance(module, WithPrototypes)
-        train, hidden = graph.masks["train"], module.gcn.embed(*weighed(module, graph))
+        train, hidden = graph.masks["train"], module.net.embed(*weighed(module.net, graph))
         sums, counts = class_sums(hidden[train], graph.y[train], module.shares.numel())
         return {"sums": sums / train.sum(), "shares": counts / train.sum()}
 
     def exported(self, module: nn.Module) -> nn.Module:
-        return module.get_submodule("gcn")
+        return module.get_submodule("net")
 
 
 class FedProtoMethod(ModuleMethod[FedProtoConfig]):
     """FedProto for the command line and the apps; its server is FedAvg's."""
 
     name, schema, client_class = APP, FedProtoConfig, FedProtoClient
-    wrapper, own_entries = WithPrototypes, ("gcn.*",)
-    tables = ("personalised",)
+    wrapper, own_entries = WithPrototypes, ("net.*",)
+    tables = ("personalised", "mixed")
 
 
 METHOD = FedProtoMethod()

@@ -5,7 +5,7 @@ Round ``t``:
 1. client ``i``: ``E`` steps of Adam on the cross-entropy of its training nodes;
 2. client -> server: measurements of its own model. No array travels, in either direction.
 
-All clients begin with the same first weights, drawn by the run's seed.
+Clients with one network begin with the same first weights, drawn by the run's seed.
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ APP = "local"
 class LocalConfig(ModuleRunConfig):
     """Everything that a run of local training needs to be repeated."""
 
+    mixes = True
     app: str = APP
     strategy: TrainingSection = section(
         # the decay by validation: docs/compared.md
@@ -39,7 +40,7 @@ class LocalMethod(ModuleMethod[LocalConfig]):
     """Local training for the command line and the apps."""
 
     name, schema = APP, LocalConfig
-    tables = ("personalised", "links")
+    tables = ("personalised", "links", "mixed")
     needs_variety = False  # clients are alone already
     own_entries = ("*",)
 

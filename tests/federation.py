@@ -147,6 +147,7 @@ VARIANTS["deepwalk, secure, untrusted"] = VARIANTS["deepwalk, secure"].with_(
     *("partition.clients=6", "partition.private_share=0.08", "strategy.trust=malicious-server"),
     supernodes=6,
 )
+VARIANTS["fedproto, mixed"] = METHODS["fedproto"].with_("model.name=[gcn,sage,mlp]")
 ALL = METHODS | VARIANTS
 
 

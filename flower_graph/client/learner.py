@@ -63,11 +63,23 @@ class SharedModule(NamedTuple):
         Seed of the first weights and, with client and round, of the module's dropout.
     local : tuple of str
         Patterns such as ``"mask.*"`` of entries that never leave a client.
+    others : tuple of callable
+        Make modules of other forms: client ``i`` of ``n`` forms has number ``i mod n``, from 0 on.
+        The entries that leave a client are alike in all.
     """
 
     make: Callable[[], nn.Module]
     seed: int = 0
     local: tuple[str, ...] = ()
+    others: tuple[Callable[[], nn.Module], ...] = ()
+
+    @property
+    def forms(self) -> list["SharedModule"]:
+        """The modules of each form, of which clients have one in turn."""
+        return [self._replace(make=make, others=()) for make in (self.make, *self.others)]
+
+    def of(self, client: int) -> "SharedModule":
+        return self.forms[client % len(self.forms)]
 
     def first(self) -> nn.Module:
         """Make the initial module, the same for every client."""
@@ -76,6 +88,11 @@ class SharedModule(NamedTuple):
 
     def is_sent(self, name: str) -> bool:
         return not any(fnmatch(name, pattern) for pattern in self.local)
+
+    def shared_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the entries that leave a client, by name."""
+        state = self.first().state_dict().items()
+        return {name: tuple(value.shape) for name, value in state if self.is_sent(name)}
 
 
 def weighed(module: nn.Module, graph: GraphOnDevice) -> tuple[Tensor, ...]:

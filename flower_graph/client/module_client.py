@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import repeat
@@ -30,6 +30,7 @@ from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import (
     ClientDropout,
     Cohort,
+    Cohorts,
     GraphOnDevice,
     Judged,
     Learner,
@@ -272,7 +273,9 @@ class ModuleClient(NumPyClient):
                 with _fitting(learner.graph):
                     self.prepare(learner)
                     judged.append(self._judged(learner))
-            measured = torch.cat([self.task.measure(one) for one in judged])
+            # In the order of the clients, which another than theirs trained together
+            order = np.argsort([client for one in learners for client in one.graph.clients])
+            measured = torch.cat([self.task.measure(one) for one in judged])[order]
         loss, train, val, test = measured.T
         nodes = [graph.y.numel() for graph in self.graphs]
         self.outputs.measured(
@@ -292,14 +295,19 @@ class ModuleClient(NumPyClient):
 
     @torch.no_grad()
     def snapshot(self) -> Snapshot:
-        cohort, make = self._state.look(), self.shared.make
+        cohort, of = self._state.look(), self.shared.of
         with cohort.learners(self._clients) as learners:
-            judged = [part for one in learners for part in self._judged(one).each()]
+            judged = {
+                client: part
+                for one in learners
+                for client, part in zip(one.graph.clients, self._judged(one).each(), strict=True)
+            }
         if len(self.first_layers) == 1:
-            models = saved_rows(cohort, make)
+            models = saved_rows(cohort, self.shared.make)
         else:
             forms = [
-                form_of(self.exported(one.module.eval()), make, one.graph.client) for one in cohort
+                form_of(self.exported(cohort.alone(one).module.eval()), of(one).make, one)
+                for one in self._clients
             ]
             models = SavedModels.join(forms)
 
@@ -307,8 +315,8 @@ class ModuleClient(NumPyClient):
             return self.logits(cohort.alone(client).module, graph)
 
         seen = [
-            Seen(self._graph_of[client], graph, found, partial(logits, client))
-            for (client, graph), found in zip(cohort.graphs.items(), judged, strict=True)
+            Seen(self._graph_of[one], cohort.graphs[one], judged[one], partial(logits, one))
+            for one in self._clients
         ]
         good = [one for one in seen if not self.task.has_diverged(one.judged)]
         return self.task.snapshot(good, models, self.outputs.classes)
@@ -404,11 +412,23 @@ class ModuleClient(NumPyClient):
             yield cohort
 
     def _made(self, tensors: Tensors | None) -> tuple[Cohort, Tensors]:
-        module, graphs = self.shared.first().to(self.device), list(map(self.place, self.graphs))
+        makes = dict[str, Callable[[Tensors | None], Cohort]]()
+        count = len(self.shared.forms)
+        for number, form in enumerate(self.shared.forms):
+            if own := [graph for graph in self.graphs if graph.client % count == number]:
+                makes[str(number)] = partial(self._cohort_of, form, own)
+        (make, *others) = makes.values()
+        cohort = Cohorts(makes, tensors) if others else make(tensors)
+        return cohort, cohort.tensors
+
+    def _cohort_of(
+        self, shared: SharedModule, own: Sequence[ClientGraph], tensors: Tensors | None
+    ) -> Cohort:
+        module, graphs = shared.first().to(self.device), list(map(self.place, own))
         is_grouped = bool(self.first_layers) or self._can_group(module, graphs)
         if not is_grouped and len(graphs) > 1:
             LOG.info(ALONE)
-        cohort = Cohort(
+        return Cohort(
             module,
             graphs,
             tensors,
@@ -417,7 +437,6 @@ class ModuleClient(NumPyClient):
             by_rows=self.first_layers,
             keeps_moments=self.how.optimiser == LASTS,
         )
-        return cohort, cohort.tensors
 
     def _can_group(self, module: nn.Module, graphs: Sequence[GraphOnDevice]) -> bool:
         """Whether a step of two clients as a group is the step of each by itself."""

@@ -486,13 +486,31 @@ class GCNSection:
     input_dropout: float = setting(0.0, BELOW_ONE, help="share of the features dropped in training")
 
 
+def names_networks(value: object) -> bool:
+    """Whether a value is the name of a network, or a list of such names."""
+    names = value if isinstance(value, list) else [value]
+    return bool(names) and all(one in (GCN, *NETWORKS) for one in names)
+
+
 @dataclass
 class ModelSection(GCNSection):
     """A two-layer network, by its name."""
 
-    name: str = setting(GCN, choice(GCN, *NETWORKS))
+    # Any: a word, or a list of words, which OmegaConf has no type for
+    name: Any = setting(
+        GCN,
+        Rule(
+            f"{choice(GCN, *NETWORKS).words}, or a list of them", names_networks, (GCN, *NETWORKS)
+        ),
+    )
     """the clients' network: `gcn`, or PyG's GAT, GraphSAGE, GIN, SGC or MLP, which read no weights
-    of edges"""
+    of edges; where clients share no weights also a list: of n networks client i has number i mod n,
+    from 0 on"""
+
+    @property
+    def names(self) -> list[str]:
+        """The networks, which clients have in turn; of one word this one."""
+        return self.name if isinstance(self.name, list) else [self.name]
 
 
 @dataclass
@@ -512,6 +530,7 @@ class ModuleRunConfig(CutRunConfig):
 
     takes_edge_weights = True
     networks: ClassVar[tuple[str, ...]] = (GCN, *NETWORKS)  # that the method takes
+    mixes: ClassVar[bool] = False  # whether clients may have different ones: they share no weights
     rounds: int = 100
     task: str = setting(
         NODES, choice(*TASKS), help=f"{TASK_HELP}; or `values`: `flower-graph docs own-data`"
@@ -531,7 +550,13 @@ class ModuleRunConfig(CutRunConfig):
         self.need(good, "partition.method", f"one of {', '.join(DISJOINT)} {of_task}")
         good = self.task != VALUES or method != DIRICHLET
         self.need(good, "partition.method", f"another {of_task}: it cuts by class")
-        choice(*self.networks).check("model.name", self.model.name)
+        allowed = choice(*self.networks)
+        if isinstance(name := self.model.name, list):
+            good = self.mixes and all(map(allowed.admits, name))
+            why = ", or a list of them" if self.mixes else f": clients of {self.app} share weights"
+            self.need(good, "model.name", allowed.words + why)
+        else:
+            allowed.check("model.name", name)
         if type(self.strategy) is TrainingSection:  # a section of the method's own has names
             choice(type(self)().strategy.name).check("strategy.name", self.strategy.name)
         good = self.task != LINKS or self.model.name == GCN or self.links.decoder != MLP

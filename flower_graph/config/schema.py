@@ -183,5 +183,7 @@ def _words(hint: Any) -> str:
         return " or ".join(_words(kind) for kind in kept) + " or null"
     if hint == list[str]:
         return "a list of words"
+    if hint is Any:
+        return "text or a list of words"
     name: str = (get_origin(hint) or hint).__name__
     return _WANTED.get(name, name)

@@ -14,7 +14,7 @@ group is compared with the steps of its clients before the first round.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -633,6 +633,63 @@ class Cohort:
             if f"{name}/{MOMENTS[0]}" in tensors:
                 adam.state[parameter] = {each: tensors[f"{name}/{each}"] for each in MOMENTS}
         return adam
+
+
+class Cohorts(Cohort):
+    """Clients whose modules differ in form: a cohort for each form, used as one.
+
+    Parameters
+    ----------
+    makes : dict of str to callable
+        Makes, by the name of a form, the cohort of its clients from their tensors.
+    tensors : dict, optional
+        Those of all, as ``<name of the form>:<name>``; by default of clients that have not trained.
+    """
+
+    def __init__(
+        self, makes: Mapping[str, Callable[[Tensors | None], Cohort]], tensors: Tensors | None
+    ) -> None:
+        self.tensors, self.by_rows, self._parts = Tensors(), (), list[Cohort]()
+        for form, make in makes.items():
+            start, every = f"{form}:", (tensors or {}).items()
+            own = {n.removeprefix(start): one for n, one in every if n.startswith(start)}
+            self._parts.append(part := make(own or None))
+            self.tensors |= {start + name: one for name, one in part.tensors.items()}
+        self.module = self._parts[0].module  # whose shared entries are all modules'
+        every_graph = (one for part in self._parts for one in part.graphs.items())
+        self.graphs = dict(sorted(every_graph, key=lambda one: one[0]))
+
+    def alone(self, client: int) -> Learner:
+        (part,) = (one for one in self._parts if client in one.graphs)
+        return part.alone(client)
+
+    def finite(self, more: Iterable[str] = ()) -> set[int]:
+        names = [*more]
+        return {client for part in self._parts for client in part.finite(names)}
+
+    def restart(self, clients: Sequence[int]) -> None:
+        for part, own in self._each(clients):
+            part.restart(own)
+
+    def total(
+        self,
+        name: str,
+        weights: Mapping[int, int],
+        read: Callable[[Tensor], Tensor] = Tensor.double,
+    ) -> Tensor:
+        own = [(part, {one: weights[one] for one in some}) for part, some in self._each([*weights])]
+        return torch.stack([part.total(name, weight, read) for part, weight in own]).sum(0)
+
+    @contextmanager
+    def learners(self, clients: Sequence[int]) -> Iterator[list[Learner]]:
+        """Yield some clients, those of each form as a group or one by one."""
+        with ExitStack() as stack:
+            each = [stack.enter_context(part.learners(own)) for part, own in self._each(clients)]
+            yield [learner for learners in each for learner in learners]
+
+    def _each(self, clients: Sequence[int]) -> list[tuple[Cohort, list[int]]]:
+        each = [(part, [one for one in clients if one in part.graphs]) for part in self._parts]
+        return [(part, own) for part, own in each if own]
 
 
 # Predictions

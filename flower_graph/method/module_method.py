@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from flower_graph.data.baselines import Figures, link_baselines, value_baselines
 from flower_graph.data.description import DataForm
 from flower_graph.data.folders.party import DATA_FORM, RunFolder, graphs_of
 from flower_graph.data.graph import Scale
-from flower_graph.errors import DataError
+from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.base import GraphMethod, scale_of
 from flower_graph.models import GCN, GCNPairs, PyGNetwork
 from flower_graph.outputs.client import client_folders
@@ -153,7 +154,15 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
 
     def _shared(self, config: M, whole: RunFolder) -> SharedModule:
         sizes = whole.features, self.outputs(config, whole)
-        return SharedModule(self.module(config, *sizes), config.seed, self.local(config))
+        names = getattr(config.model, "names", ())  # FedGLS's clients have no choice
+        each = [replace(config, model=replace(config.model, name=one)) for one in names]
+        make, *others = (self.module(one, *sizes) for one in each or [config])
+        shared = SharedModule(make, config.seed, self.local(config), tuple(others))
+        shapes = [form.shared_shapes() for form in shared.forms if others]
+        if any(one != shapes[0] for one in shapes):
+            words = f"model.name: {config.model.name}: clients of {self.name} share weights"
+            raise ConfigError(f"{words}, so that they have one network", key="model.name")
+        return shared
 
     def outputs(self, config: M, whole: RunFolder) -> int:
         """Return how many numbers the module gives a node: classes, or those of its row."""

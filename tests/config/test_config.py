@@ -188,6 +188,7 @@ TRIED: dict[str, list[Any]] = {
     "a number": [*map(float, NUMBERS), 0.5, math.nan, math.inf],
     "text": ["", "nonsense"],
     "a list of words": [["nonsense"]],
+    "text or a list of words": ["nonsense", [], ["gcn", "nonsense"]],
     "a list of numbers": [
         [0.6, 0.4],
         [0.6, 0.4, 0.0],

@@ -1,0 +1,41 @@
+"""FedProto and local training where clients have different networks, beside one network for all."""
+
+from dataclasses import replace
+
+from flower_graph.apps.reproduce import table as t
+
+LOCAL, PROTO = "local training", "FedProto"
+MIXED = "mixed"  # a third of the clients has each of the others
+NETWORKS = {"GCN": "gcn", "SAGE": "sage", "MLP": "mlp", MIXED: "[gcn,sage,mlp]"}
+METHODS = {
+    LOCAL: {"config": "local/{data}"},
+    PROTO: {"config": "fedproto/{data}"},
+}
+LINE = t.Line(
+    table="Louvain communities",
+    config="local/{data}",
+    # As in the table of personalised methods
+    settings=[
+        *("device=cpu", "data.features=presence", "partition.ratios=[0.2,0.4,0.4]"),
+        *("partition.method=louvain", "partition.every_node=true", "partition.clients=10"),
+        *("model.hidden=64", "model.dropout=0.5", "model.input_dropout=0"),
+        *("strategy.local_epochs=3", "strategy.learning_rate=0.01", "strategy.optimiser=keep"),
+        "patience=50",
+    ],
+    seeds=range(5),
+    rounds=300,
+    figures=[*t.PLAIN, *t.SPENT],
+    tries=[[f"strategy.weight_decay={decay}"] for decay in ("0", "5e-4", "5e-3")],
+)
+GAINS = [
+    t.gain(LOCAL, PROTO),
+    t.gain(t.REGRESSION, LOCAL, PROTO, name="gain-over-regression"),
+]
+DATA = ["Cora", "CiteSeer", "PubMed"]
+LINES = [
+    line
+    for model, name in NETWORKS.items()
+    for line in replace(LINE, model=model).grid(DATA, METHODS, GAINS, last=[f"model.name={name}"])
+]
+LINES += replace(LINE, model="").grid(DATA, t.BASELINES)
+PAPER = t.Paper(title="Networks that differ by client", tables={"mixed": LINES})
