@@ -15,14 +15,14 @@ from flwr.serverapp import Grid
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties
-from flower_graph.config.common import CHECKPOINTS, RunConfig, require_trackers
-from flower_graph.config.rules import at_least
+from flower_graph.config.common import ALL, CHECKPOINTS, RunConfig, require_trackers
+from flower_graph.config.rules import at_least, require
 from flower_graph.data.description import DataForm
 from flower_graph.data.folders import party
 from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.partition.statistics import class_counts
 from flower_graph.engine.machine import resolve_device
-from flower_graph.errors import ConfigError
+from flower_graph.errors import ConfigError, OutputError
 from flower_graph.flower_compat import ClientAppCallable, Mod
 from flower_graph.method.base import data_form, judged_on
 from flower_graph.method.load import to_dict
@@ -118,6 +118,8 @@ def run_server(
             on_wait(f"round {server_round}: {work}")
 
     # What is refused here leaves no folder.
+    asks, words = ALL in config.evaluate, "[own] where nobody has the data of all clients"
+    require(folder is None or not asks, "evaluate", config.evaluate, words)
     strategy = make_server(config, grid, out, folder)
     # With a folder nobody has the data of all.
     baselines = {"baselines": method.baselines(config)} if folder is None else {}
@@ -158,6 +160,11 @@ def run_server(
         # What clients withhold stays in the folder of each
         if not config.privacy.withholds and (differ := merge_clients(out)):
             final["spread"] = differ
+        if asks:
+            try:
+                final["evaluated"] = method.judge_all(config, strategy, out)
+            except OutputError as error:
+                LOG.warning("evaluate: no figures of all clients' nodes: %s", error)
         final |= baselines
         if config.privacy.is_on:
             final["privacy"] = noise.spent(config.privacy, config.rounds)

@@ -87,6 +87,7 @@ class DittoMethod(ModuleMethod[DittoConfig]):
 
     name, schema = APP, DittoConfig
     client_class, wrapper, own_entries = DittoClient, TwoModels, ("own.*",)
+    common_part = "common"
     tables = ("personalised",)
 
 

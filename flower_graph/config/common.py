@@ -31,6 +31,7 @@ from flower_graph.wire import keys
 # What a run saves, and of which round
 ALL, ONLY_PREDICTIONS, NOTHING = SAVE = ("all", "predictions", "none")
 LAST, BEST = KEEP = ("last", "best")
+OWN = "own"  # nodes of a client, beside those of ALL
 AUTO, AUTO_DENSE, AS_IS, ROW, PRESENCE, STANDARDISE = FEATURES = (
     "auto", "auto-dense", "as-is", "row", "presence", "standardise",
 )  # fmt: skip
@@ -320,6 +321,11 @@ class RunConfig:
     metrics: list[str] = setting([keys.ACCURACY], SOME_METRICS)
     """what is reported of predictions; the first decides which round is the best. All but the
     accuracy are those of all clients' predictions together: `flower-graph docs outputs#metrics`"""
+    evaluate: list[str] = setting(
+        [OWN], Rule(f"[{OWN}] or [{OWN}, {ALL}]", lambda names: names in ([OWN], [OWN, ALL]))
+    )
+    """whose test nodes models are judged on: each client's `own`; with `all`, after a simulation,
+    also all clients' together: `flower-graph docs using-a-run#own-and-all`"""
     save: str = setting(ALL, choice(*SAVE))
     """what clients and server keep, each where it lives, to be used after the run: predictions,
     models and figures of each client; `predictions`: without models"""
@@ -362,6 +368,11 @@ class RunConfig:
         names = (name for name in STEADYING if hasattr(self.strategy, name))
         return [f"strategy.{name}" for name in names]
 
+    @property
+    def judges_all(self) -> bool:
+        """Whether a simulation can judge a client's model on the nodes of others."""
+        return False
+
     def local_steps(self, graphs: Sequence[Any]) -> float:
         """Return the number of gradient steps of a client in a round; NaN if unknown."""
         return float(getattr(self.strategy, "local_epochs", math.nan))
@@ -384,6 +395,13 @@ class RunConfig:
         for name in self.metrics:
             words = f"one of {', '.join(allowed)} with task={task}"
             require(name in allowed, "metrics", name, words)
+        asks = ALL in self.evaluate
+        words = f"[{OWN}], but for clients that train modules to tell classes of {NODES}"
+        self.need(self.judges_all or not asks, "evaluate", words)
+        why = "the models that are saved are judged; set save=all"
+        self.clash(asks and self.save != ALL, "evaluate", "save", why)
+        why = f"clients withhold what they measure; set evaluate=[{OWN}]"
+        self.refuse_noise(asks and self.privacy.withholds, "evaluate", why)
         counts = bool(counting_of(self.metrics)) and not self.server_measures
         remedy = "set metrics=[accuracy] or privacy.measurements=report"
         why = f"clients withhold what they measure; {remedy}"
@@ -542,6 +560,10 @@ class ModuleRunConfig(CutRunConfig):
     links: LinksSection = section(LinksSection)
     model: ModelSection = section(ModelSection)
     strategy: TrainingSection = section(TrainingSection)
+
+    @property
+    def judges_all(self) -> bool:
+        return self.task == NODES
 
     def validate(self) -> None:
         super().validate()

@@ -134,6 +134,13 @@ class Method(Generic[C, S]):
         """Return the entries of ``result.json`` that are not in the rounds."""
         return {"bytes": strategy.payload}
 
+    def judge_all(self, config: C, strategy: S, out: Path) -> dict[str, object]:
+        """Judge the models that a simulation left, for ``evaluate: [own, all]``.
+
+        Asked only where the schema ``judges_all``. ``OutputError`` if a model is not there.
+        """
+        raise NotImplementedError
+
     def data(self, config: C) -> Graph | Clients:
         """Load the data of all clients, once a process: one graph, or a graph each."""
         return cached_data(config)

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from torch import nn
 
@@ -27,6 +28,7 @@ from flower_graph.data.folders.party import DATA_FORM, RunFolder, graphs_of
 from flower_graph.data.graph import Scale
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.base import GraphMethod, scale_of
+from flower_graph.method.evaluation import judge_run
 from flower_graph.models import GCN, GCNPairs, PyGNetwork
 from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.noise import central_noise
@@ -103,6 +105,8 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         A module that takes the network and is trained in its place.
     own_entries : tuple of str
         What ``local`` returns.
+    common_part : str
+        The part of the module that all clients have in common, if they predict with another.
     """
 
     needs_variety = True
@@ -111,6 +115,7 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
     client_class: type[ModuleClient] = ModuleClient
     wrapper: type[nn.Module] | None = None
     own_entries: tuple[str, ...] = ()
+    common_part = ""
 
     def module(self, config: M, features: int, classes: int) -> Callable[[], nn.Module]:
         """Return a function that makes a module, by default the network of ``model.name``."""
@@ -163,6 +168,16 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
             words = f"model.name: {config.model.name}: clients of {self.name} share weights"
             raise ConfigError(f"{words}, so that they have one network", key="model.name")
         return shared
+
+    def judge_all(self, config: M, strategy: ModuleFedAvg, out: Path) -> dict[str, object]:
+        common = None
+        if self.common_part:
+            module = strategy.shared.first().eval()
+            state = {name: torch.tensor(value) for name, value in strategy.weights().items()}
+            module.load_state_dict(state, strict=False)
+            common = module.get_submodule(self.common_part)
+        graphs = [NODES.place(graph, torch.device("cpu")) for graph in self.graphs(config)]
+        return judge_run(out, graphs, common, strategy.session.rounds)
 
     def outputs(self, config: M, whole: RunFolder) -> int:
         """Return how many numbers the module gives a node: classes, or those of its row."""

@@ -16,8 +16,9 @@ from flower_graph.method.run import Run
 from flower_graph.outputs.client import CLIENTS, read_table
 from flower_graph.records import rounds
 from flower_graph.report import plots
+from flower_graph.report import result as results
 from flower_graph.report.plots import Panel, curves_panel, svg
-from flower_graph.report.result import BASELINES, metrics_shown, with_spread
+from flower_graph.report.result import BASELINES, evaluated, metrics_shown, with_spread
 from flower_graph.report.trackers import visible
 from flower_graph.storage.reading import Tree, reading
 
@@ -93,6 +94,7 @@ def _section(row: Tree, runs: Sequence[Run], seeds: Seeds) -> Tree:
         "figures": {
             f"test {metric} at the best validation": with_spread(figures[f"test-{metric}"], metric),
             f"best validation {metric}": with_spread(figures[f"val-{metric}"], metric),
+            **evaluated(results.join([one.result.get("evaluated") for one in runs])),
             "rounds": f"{figures[ROUNDS]['mean']:.0f}",
             "clients": str(result.get("clients", "unknown")),
             "payload up, down": sent,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flower_graph import __version__
-from flower_graph.config.common import LAST, NOTHING
+from flower_graph.config.common import ALL, LAST, NOTHING, OWN
 from flower_graph.config.foreign import SUMMARY
 from flower_graph.records.rounds import WAYS, RoundReport, figure_text, format_bytes, merit
 from flower_graph.storage.files import plain, write_json
@@ -141,6 +141,7 @@ def describe_result(
         at_best, best, last = (with_spread(result[key], metric) for key in keys)
         test = f"test {at_best} at the best validation ({best}); test {last} after the last round"
         lines.append(f"  {metric:9} {test}")
+    lines += [f"  {name}: {one}" for name, one in evaluated(result.get("evaluated")).items()]
     lines += [f"  baselines {line}" for line in describe_baselines(result)]
     if skipped:
         lines.append(
@@ -158,6 +159,15 @@ def describe_result(
         keep = LAST if result["best-round"] is None else result["config"]["keep"]
         lines.append(f"  saved     the {keep} round, for `flower-graph predict` (keep={keep})")
     return "\n".join(lines)
+
+
+def evaluated(given: Tree | None) -> dict[str, str]:
+    """Describe each model's test accuracy on clients' own nodes, and on all, if it is there."""
+    return {
+        f"{model.replace('-', ' ')} on {nodes} test nodes": with_spread(one[nodes])
+        for model, one in (given or {}).items()
+        for nodes in (OWN, ALL)
+    }
 
 
 def tested(result: Tree) -> dict[str, float]:

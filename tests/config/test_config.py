@@ -226,8 +226,8 @@ def test_every_rule_names_key_value_and_what_is_allowed(app):
 
 @pytest.mark.parametrize("app", known_apps())
 def test_every_schema_starts_with_the_same_keys(app):
-    common = "app seed rounds device checkpoint_every patience metrics save keep every track data"
-    assert [*to_dict(schema_of(app)())][:12] == common.split()
+    common = "app seed rounds device checkpoint_every patience metrics evaluate save keep every"
+    assert [*to_dict(schema_of(app)())][:13] == [*common.split(), "track", "data"]
 
 
 def test_the_app_decides_which_schema_holds(tmp_path):

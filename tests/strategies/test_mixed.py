@@ -25,7 +25,7 @@ def figures(name: str, *settings: str, **how: Any) -> pd.DataFrame:
     return pd.read_csv(done.out / "curves.csv")
 
 
-@pytest.mark.parametrize("name", ["local", "fedproto"])
+@pytest.mark.parametrize("name", ["local", pytest.param("fedproto", marks=pytest.mark.slow)])
 def test_a_client_alone_learns_as_where_all_have_its_network(name: str) -> None:
     weight = ["strategy.prototype_weight=0"] * (name == "fedproto")
     found = figures(name, LIST, *weight)
@@ -36,6 +36,7 @@ def test_a_client_alone_learns_as_where_all_have_its_network(name: str) -> None:
         np.testing.assert_allclose(*(one.to_numpy() for one in theirs), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_prototypes_of_other_networks_pull_and_supernodes_do_not_matter() -> None:
     pulled = METHODS["fedproto"].whole(LIST, "strategy.prototype_weight=5", **ONE)
     free = METHODS["fedproto"].whole(LIST, "strategy.prototype_weight=0", **ONE)
@@ -45,6 +46,7 @@ def test_prototypes_of_other_networks_pull_and_supernodes_do_not_matter() -> Non
     assert each.figures == pytest.approx(pulled.figures, abs=1e-6, nan_ok=True)
 
 
+@pytest.mark.slow
 def test_a_mixed_run_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     whole, saved = METHODS["fedproto"].whole(LIST), (LIST, "checkpoint_every=1")
     METHODS["fedproto"].run(tmp_path / "out", *saved, stop_at=2, **ONE)
