@@ -613,7 +613,7 @@ class SecureSum:
     ----------
     exchange : Exchange or callable
         How messages are sent. With a callable, such as ``Session.send``, the caller enrols
-        SuperNodes in ``server`` and drives the stages: `begin`, `ready`, `take`, `open`.
+        SuperNodes in ``server`` and drives the stages: `begin`, `ready`, `add`.
     limit : float
         Largest absolute value of a single number; a client with a larger one is left out.
     resolution : float
@@ -773,58 +773,45 @@ class SecureSum:
         requests = {n: as_record(contents[n], m.to_config() | entries) for n, m in masks.items()}
 
         def taken(node: int, content: RecordDict) -> object:
-            result = None if read is None else read(node, content)
-            clients = self.take(node, content)
-            return clients if read is None else result
+            result, shape = None if read is None else read(node, content), one.total.shape
+            total = read_array(content, ARRAYS, MASKED_SUM, shape, limit=None, must_be_finite=False)
+            reply = MaskedReply.read(content, total=total, **one.known)
+            one.take(node, reply)
+            return reply.clients.tolist() if read is None else result
 
-        before = len(self.rejected)
         replies = self._ask(requests, server_round, taken, message_type, most)
-        found = self.open(server_round, following() if following else self.server.available)
-        del found.silent[before : before + len(replies.rejected)]
-        asked = {node: mask.clients.tolist() for node, mask in masks.items()}
-        about = vars(found)
-        return Added(**about, ring=ring, run_id=one.run_id, asked=asked, replies=replies)
+        rest = following() if following else self.server.available
+        counted = len(self.rejected)
+        # Parties that do not trust the server settle and sign the list of members
+        self.tell(server_round, "sum_list", one.list_requests(), ListReply, one.take)
+        self.ready(server_round, rest, one)
+        result, blamed = one.result(), self.server.take_blamed()
+        silent = self.rejected[: counted - len(replies.rejected)] + self.rejected[counted:]
+        found = Added(
+            one.number,
+            failed={by.client: str(by) for by in blamed if by.client is not None},
+            silent=silent,
+            ring=ring,
+            run_id=one.run_id,
+            asked={node: mask.clients.tolist() for node, mask in masks.items()},
+            replies=replies,
+        )
+        if isinstance(result, Skipped):
+            found.skipped = str(result.reason)
+            LOG.warning("round %d: no sum: %s", server_round, found.skipped)
+        else:
+            found.total, found.contributors = result.total, result.contributors.tolist()
+        for client, why in found.failed.items():
+            LOG.warning("round %d: client %d: %s", server_round, client, why)
+        return found
 
-    def take(self, node: int, content: RecordDict) -> list[int]:
-        """Read a SuperNode's masked sum, and return its clients that are in it.
-
-        ``MalformedReplyError`` if it is not as asked for.
-        """
-        shape = self.round.total.shape
-        total = read_array(content, ARRAYS, MASKED_SUM, shape, limit=None, must_be_finite=False)
-        reply = MaskedReply.read(content, total=total, **self.round.known)
-        self.round.take(node, reply)
-        return list(reply.clients.tolist())
-
-    # The stages, over messages that a caller may send
+    # The stages before it
 
     def begin(self, server_round: int, nodes: Collection[int]) -> bool:
         """Have clients agree on the members, if need be; return whether they began anew."""
         begun = self.server.begin(server_round, self.tell, nodes, self._limit)
         self.clients = [] if begun else self.clients
         return begun
-
-    def open(self, server_round: int, following: Iterable[int] | None) -> Opened:
-        """Remove the masks of the newest sum and prepare the next, in one exchange.
-
-        ``following`` are the clients of the next sum; None: no next sum yet. The words of a sum
-        under pads are for others to read.
-        """
-        done = self.round
-        # Parties that do not trust the server settle and sign the list of members
-        self.tell(server_round, "sum_list", done.list_requests(), ListReply, done.take)
-        self.ready(server_round, following, done)
-        result, blamed = done.result(), self.server.take_blamed()
-        failed = {one.client: str(one) for one in blamed if one.client is not None}
-        found = Opened(done.number, failed=failed, silent=[*self.rejected])
-        if isinstance(result, Skipped):
-            found.skipped = str(result.reason)
-            LOG.warning("round %d: no sum: %s", server_round, found.skipped)
-        else:
-            found.total, found.contributors = result.total, result.contributors.tolist()
-        for client, why in failed.items():
-            LOG.warning("round %d: client %d: %s", server_round, client, why)
-        return found
 
     def ready(
         self, server_round: int, clients: Iterable[int] | None, done: SumRound | None = None
