@@ -56,7 +56,7 @@ def test_three_clients_by_hand() -> None:
     own = evaluation.judge_own([zero, one, one], GRAPHS)
     np.testing.assert_array_equal(own.own, [1 / 2, 1, math.nan])
     np.testing.assert_array_equal(own.all, [2 / 5, 3 / 5, 3 / 5])
-    half = evaluation.judge_own([zero, lost, one], GRAPHS)  # what diverged does not count
+    half = evaluation.judge_own([zero, lost, one], GRAPHS)
     assert half.to_result([1]) == {"rounds": [1], "own": 1 / 2, "all": pytest.approx(1 / 2)}
 
 
@@ -79,6 +79,8 @@ def test_a_common_model_has_the_runs_accuracy_and_the_share_of_all_nodes() -> No
     last = table[table["at"] == "last"]
     assert last[evaluation.COLUMN].tolist() == pytest.approx([share] * 4)
     assert table[evaluation.COLUMN].notna().equals(table["round"] == 3)
+    # Where SuperNodes keep their models to themselves nothing is judged
+    assert "evaluated" not in METHODS["fedavg"].whole("rounds=3", BOTH).result
 
 
 @pytest.mark.parametrize("name", ["ditto", pytest.param("fedproto", marks=pytest.mark.slow)])
