@@ -172,7 +172,10 @@ def test_saved_models_are_plain_modules(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.flwr
-@pytest.mark.parametrize("name", ["nfedgnn", "fedscem", "fedgls", "gat", "fedgta"])
+# The server has nFedGNN's predictions, and clients have those of FedGLS
+@pytest.mark.parametrize(
+    "name", tried(["nfedgnn", "fedgls", "fedscem", "gat", "fedgta"], (), ["nfedgnn", "fedgls"])
+)
 def test_predictions_of_a_run_on_ray_make_its_accuracies(name: str, tmp_path: Path) -> None:
     from flower_graph.apps.cli.launch import flwr_run
 
