@@ -27,7 +27,7 @@ from flower_graph.config.rules import NOT_NEGATIVE, choice
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleMethod
 from flower_graph.models import GCN, PyGNetwork
-from flower_graph.ops.grouped import class_sums, distance_to_means
+from flower_graph.ops.grouped import distance_to_means, sums_by
 
 APP = "fedproto"
 
@@ -96,7 +96,7 @@ class FedProtoClient(ModuleClient):
         """Return sums of hidden vectors and shares of nodes by class (step 3)."""
         assert isinstance(module, WithPrototypes)
         train, hidden = graph.masks["train"], module.net.embed(*weighed(module.net, graph))
-        sums, counts = class_sums(hidden[train], graph.y[train], module.shares.numel())
+        sums, counts = sums_by(graph.y[train], hidden[train], module.shares.numel())
         return {"sums": sums / train.sum(), "shares": counts / train.sum()}
 
     def exported(self, module: nn.Module) -> nn.Module:

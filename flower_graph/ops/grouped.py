@@ -112,14 +112,14 @@ def group_sum(values: Tensor, ptr: list[int]) -> Tensor:
     return values.new_zeros(sizes.numel(), *values.shape[1:]).index_add_(0, index, values)
 
 
-# Mean rows of classes (prototypes)
+# Sums of rows by class or slot, and means of classes (prototypes)
 
 
-def class_sums(rows: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Add up rows by class, ``[k, h]``, and count them, ``[k]``."""
-    # rows [n, h], y [n]
-    sums = rows.new_zeros(classes, rows.shape[1]).index_add_(0, y, rows)
-    return sums, torch.bincount(y, minlength=classes)
+def sums_by(kind: Tensor, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Add up rows ``[n, h]`` by their kind ``[n]``, such as a class; count them, too."""
+    # result [count, h] and [count]
+    sums = rows.new_zeros(count, rows.shape[1]).index_add_(0, kind, rows)
+    return sums, torch.bincount(kind, minlength=count)
 
 
 def distance_to_means(rows: Tensor, y: Tensor, means: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ first exchange brings; steps 5 to 7 begin round ``t``:
 5. client: a step on ``L_nc`` (equation 3; ``EgoGroup.train``), then ``H = GNN(X, A)`` (equation 1;
    ``EgoGroup.embed``);
 6. client -> server: embeddings by slot and a 1 for each held slot (the activation mask;
-   ``sum_by_slot``), under pads and masks (*secure aggregation*, section 4.3.2), and its
+   ``ops.grouped.sums_by``), under pads and masks (*secure aggregation*, section 4.3.2), and its
    measurements after step 4 (``measure``);
 7. server: adds the vectors; the second exchange removes the masks. The pads stay, so clients divide
    (paper: the server); clients prepare the keys of round ``t + 1`` in the same message. The server
@@ -319,13 +319,6 @@ def train_alone(graph: NewGraph, settings: EgoSettings, rounds: int) -> Tensor:
 
 
 # Client: what it adds to the sum, and takes of it ------------------------------------------------
-
-
-def sum_by_slot(rows: Tensor, slots: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
-    """Add up rows ``[m, h]`` by slot, and count them: the sums of equation 7 (step 6)."""
-    # A row is an embedding, in the numbers of the sum
-    total = rows.new_zeros(num_slots, rows.shape[1]).index_add_(0, slots, rows)
-    return total, torch.bincount(slots, minlength=num_slots)
 
 
 def mean_embeddings(total: Tensor, holders: Tensor, slots: Tensor) -> Shared:

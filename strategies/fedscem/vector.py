@@ -32,6 +32,7 @@ from flower_graph.errors import (
     UnreadableSumError,
 )
 from flower_graph.ops.counts import Counts, Errors
+from flower_graph.ops.grouped import sums_by
 from flower_graph.privacy.noise import ClientNoise
 from flower_graph.secure.align.client import SlotTable
 from flower_graph.secure.ring import CHECKS, Ring, SumPad
@@ -42,7 +43,6 @@ from flower_graph.strategies.fedscem.algorithm import (
     EgoGroup,
     Shared,
     mean_embeddings,
-    sum_by_slot,
 )
 from flower_graph.wire import codec, keys
 from flower_graph.wire.arrays import largest_size
@@ -175,7 +175,7 @@ class VectorEncoding:
             slots = np.where(here, self._slots(clients), -1)
             kept = slots >= 0
             rows, slots = self._encode(h[torch.from_numpy(kept)]), slots[kept]
-            summed, holders = sum_by_slot(rows, torch.from_numpy(slots), layout.slots)
+            summed, holders = sums_by(torch.from_numpy(slots), rows, layout.slots)
             total[layout.embeddings] = summed.numpy().ravel()
             total[layout.counts] = holders.numpy() * self._encode(torch.ones(1)).numpy()
         total[layout.metrics] = self._encode(torch.from_numpy(metrics)[good.cpu()]).sum(0).numpy()

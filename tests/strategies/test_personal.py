@@ -20,7 +20,7 @@ from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
 from flower_graph.models import GCN
 from flower_graph.ops.graph import gcn_adjacency
-from flower_graph.ops.grouped import class_sums, distance_to_means
+from flower_graph.ops.grouped import distance_to_means, sums_by
 from flower_graph.strategies import fed_gta
 from flower_graph.strategies.fed_proto import FedProtoClient, WithPrototypes
 from flower_graph.strategies.fed_pub import Masked, random_graph, softmax_weights
@@ -227,7 +227,7 @@ def test_fedproto_without_weight_is_local_training() -> None:
 
 def test_prototypes_by_hand() -> None:
     rows = torch.tensor([[1.0, 2.0], [3.0, 4.0], [0.0, 6.0]])
-    sums, counts = class_sums(rows, torch.tensor([0, 0, 2]), 3)
+    sums, counts = sums_by(torch.tensor([0, 0, 2]), rows, 3)
     assert sums.tolist() == [[4, 6], [0, 0], [0, 6]]
     assert counts.tolist() == [2, 0, 1]
     means = sums / counts[:, None]  # (2, 3), nobody's, (0, 6)
