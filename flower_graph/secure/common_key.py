@@ -11,7 +11,9 @@ The pads and checks of relayed sums (``ring.py``) come from the same key.
 import hashlib
 import os
 import struct
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -32,7 +34,8 @@ from flower_graph.secure.channel import (
 )
 from flower_graph.secure.parties.registry import SIGNATURE_BYTES, Registry, TrustSettings
 from flower_graph.secure.ring import CHECKS, Ring, RingArray, SumPad
-from flower_graph.wire.codec import Block, Bytes, Flag, Message
+from flower_graph.secure.sum.messages import RING
+from flower_graph.wire.codec import Block, Bytes, Flag, Message, Raw, Tensor, Whole
 
 COMMON_KEY = "common-key"  # in Context.state
 CHECK_BYTES = 16
@@ -63,6 +66,28 @@ class ShareKeyReply(Message, up="train.share_key"):
     key_check: Annotated[Bytes, Block(shape=f"{CHECK_BYTES}")]  # hash of the key
 
 
+class MemberKey(Message, prefix="key-"):
+    """Client to server: a SuperNode's key for masked sums, and whether it has the common key."""
+
+    public: Annotated[Bytes, Block(shape=f"{KEY_BYTES}")]  # its public key (X25519)
+    # hash of the common key, or zeros
+    key_check: Annotated[Bytes, Block("key-check", shape=f"{CHECK_BYTES}")]
+    signed_by: Annotated[Bytes | None, SIGNED_KEY] = None
+
+
+class HiddenSum(Message, prefix="pad-"):
+    """Server to client: a sum that the server cannot read; clients take the pads off."""
+
+    contributors: Annotated[int, Whole(least=1)]  # pads in the words
+    sum_run: Annotated[bytes, Raw("pad-run")]  # run of the secure sum, which the pad is made for
+    sum_round: Annotated[int, Whole("pad-round")]  # its number, too
+    ring: Annotated[Ring, RING]
+    # the sum under pads, and checks
+    words: Annotated[
+        RingArray, Tensor("total/words", shape="L", dtype="uint32 or uint64", limit=None)
+    ]
+
+
 class KeyPacket(Message, prefix="key-"):
     """Server to client: the common key, sealed by another SuperNode."""
 
@@ -84,6 +109,11 @@ class CommonKey:
             private, public = new_key()
             self._state[COMMON_KEY] = ConfigRecord({"private": private, "public": public})
         return np.frombuffer(self._entry("public"), np.uint8)
+
+    @property
+    def shown(self) -> MemberKey:
+        """What the server is told of it."""
+        return MemberKey(self.public, self.check, self.signed_by)
 
     @property
     def signed_by(self) -> Bytes | None:
@@ -164,6 +194,39 @@ def _opened(secret: bytes, data: bytes) -> bytes:
     if plain is None:
         raise RefusedError("what was sealed is not for this SuperNode, or was changed")
     return plain
+
+
+# Has one SuperNode share the key, and returns its reply, if it is good
+AskOne = Callable[..., ShareKeyReply | None]
+
+
+def packets_for(
+    nodes: Iterable[int], keys: Mapping[int, MemberKey], ask: AskOne
+) -> dict[int, KeyPacket]:
+    """Have the common key sealed for SuperNodes that lack it; one draws it if nobody has it.
+
+    ``keys`` are of the SuperNodes that are there; those that get a packet will have the key.
+    """
+    checks = {node: keys[node].key_check.tobytes() for node in keys}
+    known = [check for check in checks.values() if any(check)][:1]
+    having = [node for node, check in checks.items() if check in known]
+    lacking = [node for node in nodes if node not in having]
+    for donor in (having or list(keys)) if lacking else ():
+        others = [node for node in lacking if node != donor]
+        public = np.array([keys[node].public for node in others], np.uint8)
+        rows = [keys[node].signed_by for node in others]
+        signed = None
+        if keys[donor].signed_by is not None:
+            signed = np.array(rows, np.uint8).reshape(-1, SIGNED_BY)
+        request = ShareKeyRequest(public.reshape(-1, KEY_BYTES), not having, signed)
+        reply = ask(donor, request=request, read=partial(ShareKeyReply.read, k=len(others)))
+        if reply is not None:
+            for node in (donor, *others):
+                keys[node].key_check = reply.key_check
+            sender = keys[donor].public, keys[donor].signed_by
+            packets = [KeyPacket(packet, *sender) for packet in reply.packets]
+            return dict(zip(others, packets, strict=True))
+    return {}
 
 
 def check_signed(registry: Registry, run: bytes, public: Bytes, signed_by: Bytes | None) -> None:

@@ -32,11 +32,11 @@ from flower_graph.ops.graph import row_entries
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import SavedModels, Snapshot, SparseRows
 from flower_graph.secure import common_key
-from flower_graph.secure.channel import KEY_BYTES
+from flower_graph.secure.common_key import HiddenSum, MemberKey
 from flower_graph.secure.parties.registry import TrustSettings
-from flower_graph.secure.ring import CHECKS, Ring, RingArray
+from flower_graph.secure.ring import CHECKS, Ring
 from flower_graph.secure.sum.client import MaskingClient
-from flower_graph.secure.sum.messages import RING, MaskRequest
+from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.storage import row_file
 from flower_graph.storage.files import node_name, state_key
 from flower_graph.strategies.nfedgnn.algorithm import (
@@ -58,7 +58,6 @@ from flower_graph.wire.codec import (
     Flag,
     Message,
     Part,
-    Raw,
     Resume,
     Whole,
 )
@@ -118,15 +117,6 @@ class EnrolmentRequest(Message, down="query"):
     resume: Annotated[Resume, Part("checkpoints", make=Resume)] = field(default_factory=Resume)
     # users from this number on begin anew
     before: Annotated[int | None, Whole("users-before", least=0)] = None
-
-
-class MemberKey(Message, prefix="key-"):
-    """Client to server: a SuperNode's key for masked sums, and whether it has the common key."""
-
-    public: Annotated[Bytes, Block(shape=f"{KEY_BYTES}")]  # its public key (X25519)
-    # hash of the common key, or zeros
-    key_check: Annotated[Bytes, Block("key-check", shape=f"{common_key.CHECK_BYTES}")]
-    signed_by: Annotated[Bytes | None, common_key.SIGNED_KEY] = None
 
 
 class EnrolmentReply(Message, up="query"):
@@ -197,20 +187,9 @@ class RelayReply(Message, up="train"):
 
 # One layer for all -------------------------------------------------------------------------------
 
-WORDS = Entries("total/words", shape="L", dtype="uint64", limit=None)
 TOTAL = Entries("total/gradient", shape="f w", when="has_total")
 TRAINED = Entries("arrays/relay", shape="p h", when="trains")
 MEASURED = Entries("arrays/measured", shape="m h", when="measures")
-
-
-class HiddenSum(Message, prefix="pad-"):
-    """Server to client: a sum that the server cannot read; clients take the pads off."""
-
-    contributors: Annotated[int, Whole(least=1)]  # pads in the words
-    sum_run: Annotated[bytes, Raw("pad-run")]  # run of the secure sum, which the pad is made for
-    sum_round: Annotated[int, Whole("pad-round")]  # its number, too
-    ring: Annotated[Ring, RING]
-    words: Annotated[RingArray, WORDS]  # the sum under pads, and checks
 
 
 class Advance(Message):
@@ -707,7 +686,7 @@ class CommonLayerClient(UsersClient, MaskingClient):
         reply = super()._enrol(question)
         reply.layer_round = self._state.look().round if reply.handled else 0
         if (key := self._key) is not None:
-            reply.key = MemberKey(key.public, key.check, key.signed_by)
+            reply.key = key.shown
         return reply
 
     def _restore(self, question: EnrolmentRequest) -> None:

@@ -40,7 +40,6 @@ from flower_graph.outputs.files import (
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure import common_key
-from flower_graph.secure.channel import KEY_BYTES
 from flower_graph.secure.ring import CHECKS
 from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundStrategy, Session
@@ -66,10 +65,8 @@ from flower_graph.strategies.nfedgnn.client import (
     EnrolmentReply,
     EnrolmentRequest,
     GradientRequest,
-    HiddenSum,
     LatentReply,
     LatentRequest,
-    MemberKey,
     RelayReply,
     RelayRequest,
     SumReply,
@@ -918,7 +915,7 @@ class MaskedSum(PlainSum):
 
     def __init__(self, layer: CommonLayer) -> None:
         super().__init__(layer)
-        self.keys = dict[int, MemberKey]()  # of SuperNodes that have enrolled
+        self.keys = dict[int, common_key.MemberKey]()  # of SuperNodes that have enrolled
         registry = self.section.registry
         # Under pads two sums tell the server nothing, however few SuperNodes they differ by.
         self._parties = None if registry is None else PartySums(registry, differ_by=1)
@@ -954,28 +951,9 @@ class MaskedSum(PlainSum):
 
     def packets(self, nodes: Iterable[int]) -> Mapping[int, common_key.KeyPacket]:
         """Have the common key sealed for SuperNodes that do not have it."""
-        keys, hosted = self.keys, list(self.layer.relay.session.hosted())
-        checks = {node: keys[node].key_check.tobytes() for node in hosted}
-        known = [check for check in checks.values() if any(check)][:1]
-        having = [node for node, check in checks.items() if check in known]
-        lacking = [node for node in nodes if node not in having]
-        for donor in (having or hosted) if lacking else ():
-            others = [node for node in lacking if node != donor]
-            public = np.array([keys[node].public for node in others], np.uint8)
-            signed = None
-            if self._parties is not None:
-                rows = [keys[node].signed_by for node in others]
-                signed = np.array(rows, np.uint8).reshape(-1, common_key.SIGNED_BY)
-            request = common_key.ShareKeyRequest(public.reshape(-1, KEY_BYTES), not having, signed)
-            read = partial(common_key.ShareKeyReply.read, k=len(others))
-            reply = self.layer.ask_one(donor, "train.share_key", request, read)
-            if reply is not None:
-                for node in (donor, *others):
-                    keys[node].key_check = reply.key_check
-                sender = keys[donor].public, keys[donor].signed_by
-                packets = [common_key.KeyPacket(packet, *sender) for packet in reply.packets]
-                return dict(zip(others, packets, strict=True))
-        return {}
+        hosted = list(self.layer.relay.session.hosted())
+        ask = partial(self.layer.ask_one, message_type="train.share_key")
+        return common_key.packets_for(nodes, {node: self.keys[node] for node in hosted}, ask)
 
     def add(self, server_round: int, requests: Mapping[int, GradientRequest]) -> Advance | str:
         layer, sums = self.layer, self.sums
@@ -999,5 +977,6 @@ class MaskedSum(PlainSum):
         layer.stoppers = [node for node, local in voices.items() if not there.issuperset(local)]
         if layer.stoppers:
             return f"{len(layer.stoppers)} of {len(voices)} SuperNodes were left out"
-        sealed = HiddenSum(len(there), found.run_id, found.number, found.ring, found.total)
+        of = found.run_id, found.number, found.ring, found.total
+        sealed = common_key.HiddenSum(len(there), *of)
         return Advance(hidden=sealed)
