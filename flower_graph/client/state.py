@@ -138,6 +138,13 @@ class CohortState(Generic[T]):
     def look(self) -> T:
         return self._open()[0]
 
+    def tensors(self) -> Tensors:
+        return self._open()[1]
+
+    def replace(self, tensors: Tensors) -> None:
+        """Make the object anew, with some of its tensors replaced by others of their form."""
+        self._commit(*self._make(self._open()[1] | tensors))
+
     def processed(self) -> int:
         try:
             if self.version:

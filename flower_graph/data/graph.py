@@ -139,6 +139,9 @@ class ClientGraph(Masked):
     public: Tensor | None = None  #: nodes whose embeddings it sends (PPFL-GNN), boolean ``[n]``
     #: Classes that it trains with, int64 ``[n]``, some wrong under label noise; None: ``y``.
     train_y: Tensor | None = None
+    #: Its edges to other clients' nodes, int64 ``[2, m]``: the place of its own node, and the other
+    #: one's number in the whole graph; None where it does not know them.
+    cut_edges: Tensor | None = None
 
     @classmethod
     def bare(
@@ -242,11 +245,16 @@ def neighbours_of(data: WholeGraph) -> SortedEdges:
 
 
 def cut_out(
-    data: WholeGraph, parts: Iterable[Tensor], neighbours: SortedEdges | None = None
+    data: WholeGraph,
+    parts: Iterable[Tensor],
+    neighbours: SortedEdges | None = None,
+    *,
+    keeps_cut: bool = False,
 ) -> list[ClientGraph]:
     """Make a client from each part ``[n]`` of node numbers: its nodes and the edges among them.
 
-    Parts are ascending and may overlap. Edges count in both directions; masks are empty.
+    Parts are ascending and may overlap. Edges count in both directions; masks are empty. With
+    ``keeps_cut`` a client also knows its edges to nodes of others, without anything else of these.
     """
     neighbours, n, graphs = neighbours or neighbours_of(data), data.y.numel(), []
     names, targets, weight = (
@@ -263,6 +271,8 @@ def cut_out(
         graph = ClientGraph.bare(client, take_rows(data.x, nodes), data.y[nodes], edges, nodes)
         weights = picked(weight, entry[inside])
         own = {"targets": picked(targets, nodes), "edge_weight": weights}
+        if keeps_cut:
+            own["cut_edges"] = torch.stack([source[~inside], other[~inside]])
         graphs.append(replace(graph, called=picked(names, nodes), **own))
     return graphs
 

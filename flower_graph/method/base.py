@@ -179,6 +179,8 @@ class GraphMethod(Method[C, S]):
     client, clients = "graph", "graphs"
     identified = False
     """Whether nodes have identities, by which clients know that they hold the same node."""
+    keeps_cut = False
+    """Whether clients know their edges to other clients' nodes."""
 
     def graphless_ratio(self, config: C) -> float:
         """Return the share of clients without edges, for the default ``load_graphs``."""
@@ -198,7 +200,7 @@ class GraphMethod(Method[C, S]):
             given = ReadOptions.of(config)
             return load_folder(folder, how, config.seed, given, ratio, identified=self.identified)
         graph = cached_data(config)
-        cut = partition_graph(graph, how, ratio, config.seed)
+        cut = partition_graph(graph, how, ratio, config.seed, keeps_cut=self.keeps_cut)
         return Clients.cut(cut, graph, is_identified=self.identified)
 
     def graphs(self, config: C) -> list[ClientGraph]:

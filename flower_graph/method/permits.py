@@ -140,7 +140,7 @@ class Permits:
             form = how.trust if isinstance(how, TrustSection) else node_config.SEMI_HONEST
         keep(ALLOW_TRUST, form in self.allow_trust, f"is {form}")
         keep("least-clients", self.least_clients is None or form != PLAIN, f"is {form}")
-        holders = how.least_holders if isinstance(how, OpenedSums) else self.least_holders
+        holders = getattr(how, "least_holders", self.least_holders)
         keep("least-holders", holders >= self.least_holders, f"has least_holders={holders}")
         # Under other trust the server chooses the sums
         is_kept = form == node_config.MALICIOUS_SERVER

@@ -255,6 +255,10 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
     def prepare(self, server_round: int) -> None:
         """Exchange messages with the connected SuperNodes before a round; by default none."""
 
+    def told(self, node: int) -> Mapping[str, bool]:
+        """Return further entries of a SuperNode's messages; by default none."""
+        return {}
+
     def most_examples(self, node: int, *, training: bool) -> int | None:
         """Return the largest weight that a SuperNode's reply can have, if that is known."""
         return self.session.members.most_examples(node, training=training)
@@ -461,7 +465,8 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
                 has_rows=has_rows or None,
                 wants_rows=(wants_rows and len(clients) > 1) or None,
             )
-            message.content.config_records[self.configrecord_key].update(request.to_config())
+            entries = {**request.to_config(), **self.told(node)}
+            message.content.config_records[self.configrecord_key].update(entries)
             sent[node] = message
         return sent
 

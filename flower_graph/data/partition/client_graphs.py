@@ -49,22 +49,28 @@ WITH_COMMON_ROLES = (METIS_OVERLAPPING, OVERLAPPING)
 
 # Any, here and below: the section `partition` of a method, with the keys of its way to cut
 def partition_graph(
-    data: WholeGraph, partition: Any, graphless_ratio: float, seed: int
+    data: WholeGraph,
+    partition: Any,
+    graphless_ratio: float,
+    seed: int,
+    *,
+    keeps_cut: bool = False,
 ) -> list[ClientGraph]:
     """Divide a graph among clients, split their nodes, and remove the edges of some clients.
 
     The whole graph's own masks play no part. ``partition`` is that section of a config, ``seed``
     the run's, which stands in for ``partition.seed`` None. ``graphless_ratio``, 0 to 1, is the
     share of clients without edges, rounded to whole clients; those of a smaller share are among
-    those of a larger one. ``ConfigError`` if a setting is impossible; ``DataError`` if it is for
-    this graph, no client has a node for training, or one has no edges and all its features
-    constant.
+    those of a larger one. ``keeps_cut`` is as of ``cut_out``. ``ConfigError`` if a setting is
+    impossible; ``DataError`` if it is for this graph, no client has a node for training, or one has
+    no edges and all its features constant.
     """
     seed, neighbours = checked_seed(partition, seed), neighbours_of(data)
     method, ratios, clients = partition.method, partition.ratios, partition.clients
     most = neighbours.num_nodes
     require(clients <= most, "partition.clients", clients, f"at most {most}, the graph's nodes")
-    cut = cut_out(data, parts_of(data.y, neighbours, partition, seed), neighbours)
+    parts = parts_of(data.y, neighbours, partition, seed)
+    cut = cut_out(data, parts, neighbours, keeps_cut=keeps_cut)
     if method in WITH_COMMON_ROLES:
         cut = split_by_class(cut, data.y, ratios, seed)
     elif method != EGO_NETWORKS:
