@@ -93,7 +93,7 @@ PERSONAL = ("fedgta", "fedpub")
 # Each is Ditto, or FedAvg's half of it, with less: CI has Ditto and FedProto
 ALIKE = ("fedavg", "fedprox", "local")
 FINAL = {"fedscem": "train.sum_unmask", "fedgls": "evaluate"}
-FINAL |= dict.fromkeys((*PERSONAL, *COMPARED), "evaluate")
+FINAL |= dict.fromkeys((*PERSONAL, *COMPARED, "fedgcn"), "evaluate")
 # One SuperNode for each client, and enough of them that a sum can do without one
 FOUR = ("data.nodes=160", "partition.clients=4")
 MORE: dict[str, tuple[int, tuple[str, ...]]] = {

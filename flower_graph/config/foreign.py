@@ -108,6 +108,7 @@ SHIPPED = {
     "local": "local_training:LocalConfig",
     "ditto": "ditto:DittoConfig",
     "fedproto": "fed_proto:FedProtoConfig",
+    "fedgcn": "fedgcn:FedGCNConfig",
 }
 GIVEN: dict[str, ModuleType] = {}  # modules of the files that the user gave, by their app
 

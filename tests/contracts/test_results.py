@@ -27,6 +27,7 @@ WEIGHTS = {
     "fedgta": r"client-\d+\..+",
     "fedpub": r"client-\d+\..+",
     "fedavg": r"(first|second)\.(weight|bias)",
+    "fedgcn": r"(first|second)\.(weight|bias)",
     "fedprox": r"(first|second)\.(weight|bias)",
     "local": "",
     "ditto": r"common\..+",

@@ -71,7 +71,7 @@ METHODS = {
         ("gat", "ppfl/cora-linqs-gat", PPFL, 3),
         ("fedgta", "fedgta/cora-linqs", PERSONAL, 4),
         ("fedpub", "fedpub/cora-linqs", f"{PERSONAL} strategy.block_nodes=20", 4),
-        *((name, f"{name}/cora-linqs", PERSONAL, 4) for name in COMPARED),
+        *((name, f"{name}/cora-linqs", PERSONAL, 4) for name in (*COMPARED, "fedgcn")),
     )
 }
 # Runs in which a choice hangs on the last bit of a sum, which other machines round otherwise. The
@@ -265,6 +265,8 @@ def _personal() -> list[Run]:
         "ditto": "partition.method=metis",
         "fedproto": "partition.method=dirichlet",
     }
+    hops = {"no-hops": "strategy.hops=0", "one-hop": "strategy.hops=1"}
+    runs += _runs("fedgcn", {"plain": "", "few": "strategy.least_holders=3", **hops, **WHO})
     for method, way in ways.items():
         variants = {"plain": "", "one-supernode": way, "participation": HALF, "resumed": ""}
         runs += _runs(method, variants)

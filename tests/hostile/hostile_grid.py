@@ -208,7 +208,8 @@ def moved(key: str, name: str, record: str = "") -> Change:
 
 
 WHO = ("users", "clients", "sum-clients", "align-clients", "mask-clients", "present")
-FIXED = ("-run", "flower-graph", "weight-shape", "sum-channel-key")  # not one for each client
+# not one for each client
+FIXED = ("-run", "flower-graph", "weight-shape", "sum-channel-key", "key-public", "key-check")
 
 
 def _lists(record: Any) -> list[str]:

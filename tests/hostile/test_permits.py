@@ -189,7 +189,8 @@ OTHERS = {
     "who takes part, and when it ends: sums of too few are `least-clients`' to refuse": """
         patience strategy.min_nodes strategy.most_supernodes strategy.num_malicious
         strategy.participation strategy.robust strategy.timeout strategy.dropout strategy.limit""",
-    "under a budget refused; else a masked sum as the others": "strategy.model_sharing",
+    "under a budget refused; else a masked sum as the others": """
+        strategy.model_sharing strategy.hops""",
     "the server's own copy; each SuperNode reads its own": "strategy.registry",
     "the run's to say": "device",
 }

@@ -19,6 +19,7 @@ from flower_graph.secure.align.blinded import (
 )
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum import messages
+from flower_graph.strategies import fedgcn
 from flower_graph.strategies.fed_sage import strategy as sage
 from flower_graph.strategies.fedgls import strategy as structure
 from flower_graph.strategies.fedscem import client as ego
@@ -43,6 +44,7 @@ VALUES: dict[type, dict[str, Any]] = {
     sage.Generators: {"rows": np.array([0, 2, 3]), "missing": np.array([1, 5, 2, 2, 1])},
     relay.EnrolmentReply: {"users": np.array([4, 0, 2]), "weight_shape": [3, 2]},
     relay.RelayReply: {"holders": np.array([0, 1, 2, 2])},
+    fedgcn.Touched: {"own": np.array([1, 0, 2]), "others": np.array([1, 1, 0])},
     **{
         kind: {"rows": [2, 1, 1], "nodes": np.array([7, 5, 5, 2**40])}
         for kind in (public.HeldNodes, Claims, public.EmbeddingEnrolment)
@@ -73,7 +75,7 @@ KNOWN: dict[type, dict[str, Any]] = {
 # With fields that depend on one another: their own tests have them
 BY_HAND = (
     *(public.PublicRequest, public.PublicReply),
-    *(relay.LatentRequest, relay.Advance, relay.HiddenSum),
+    *(relay.LatentRequest, relay.Advance, relay.HiddenSum, fedgcn.SumsRequest),
 )
 
 
