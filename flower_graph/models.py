@@ -11,6 +11,7 @@ tensor is passed, as ``cached=True`` does in PyG's ``GCNConv``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from importlib import import_module
 from typing import Generic, TypeVar
@@ -281,6 +282,31 @@ class PyGNetwork(nn.Module):
             hidden = self.network.dropout(hidden)
             return self.network.convs[1](hidden, edge_index)  # type: ignore[no-any-return]
         return self.network[2:](hidden)  # type: ignore[no-any-return]
+
+
+class Wrapped(nn.Module):
+    """A network with what a method keeps beside it; it is called and saved as the network.
+
+    A subclass has more entries: a second model, variates, prototypes.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, *given: Tensor, **pairs: Tensor) -> Tensor:
+        result: Tensor = self.net(*given, **pairs)
+        return result
+
+
+def network_of(module: nn.Module) -> nn.Module:
+    """Return the network that predicts: what is wrapped, or the module itself."""
+    return module.net if isinstance(module, Wrapped) else module
+
+
+def frozen(net: nn.Module) -> nn.Module:
+    """Return a copy of a network that is not trained."""
+    return deepcopy(net).requires_grad_(False)
 
 
 class PairDecoder(nn.Module):

@@ -25,6 +25,7 @@ from flower_graph.config.common import ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import NOT_NEGATIVE, choice
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleMethod
+from flower_graph.models import Wrapped
 
 APP = "ditto"
 
@@ -53,18 +54,12 @@ class DittoConfig(ModuleRunConfig):
 # Client ------------------------------------------------------------------------------------------
 
 
-class TwoModels(nn.Module):
-    """The common model and a client's own model, which predicts; both begin alike."""
+class TwoModels(Wrapped):
+    """A client's own model, which predicts, and the common model; both begin alike."""
 
-    def __init__(self, common: nn.Module) -> None:
-        super().__init__()
-        self.common, self.own = common, deepcopy(common)
-
-    def forward(
-        self, x: Tensor, edge_index: Tensor, *edge_weight: Tensor, **pairs: Tensor
-    ) -> Tensor:
-        logits: Tensor = self.own(x, edge_index, *edge_weight, **pairs)
-        return logits
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.common = deepcopy(net)
 
 
 class DittoClient(ModuleClient):
@@ -76,17 +71,14 @@ class DittoClient(ModuleClient):
         """Add up both models' cross-entropies and the distance between them (steps 2 and 3)."""
         assert isinstance(module, TwoModels)
         both = super().loss(module.common, graph) + super().loss(module, graph)
-        return both + self.how.pull / 2 * self.distance(module.own, "common.")
-
-    def exported(self, module: nn.Module) -> nn.Module:
-        return module.own if isinstance(module, TwoModels) else module
+        return both + self.how.pull / 2 * self.distance(module.net, "common.")
 
 
 class DittoMethod(ModuleMethod[DittoConfig]):
     """Ditto for the command line and the apps; its server is FedAvg's."""
 
     name, schema = APP, DittoConfig
-    client_class, wrapper, own_entries = DittoClient, TwoModels, ("own.*",)
+    client_class, wrapper, own_entries = DittoClient, TwoModels, ("net.*",)
     common_part = "common"
     tables = ("personalised",)
 

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flower_graph.client.module_client import GraphOnDevice, ModuleClient
-from flower_graph.config.common import VALUES, ModuleRunConfig, TrainingSection
+from flower_graph.config.common import LINKS, NODES, ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import ABOVE_ZERO, FRACTION, Rule, at_least, choice
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod
@@ -77,15 +77,10 @@ class FedGTASection(TrainingSection):
 class FedGTAConfig(ModuleRunConfig):
     """Everything that a run of FedGTA needs to be repeated."""
 
+    tasks = (NODES, LINKS)  # it compares shares of classes
+    no_noise = "noise is for weights, and it sends moments and a confidence too"
     app: str = APP
     strategy: FedGTASection = section(FedGTASection)
-
-    def validate(self) -> None:
-        super().validate()
-        allowed = f"nodes or links with app={APP}: it compares shares of classes"
-        self.need(self.task != VALUES, "task", allowed)
-        why = "noise is for weights, and it sends moments and a confidence too"
-        self.refuse_noise(True, "app", why)
 
 
 # Formulas ----------------------------------------------------------------------------------------

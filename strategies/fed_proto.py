@@ -20,13 +20,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flower_graph.client.learner import weighed
+from flower_graph.client.learner import classified, hidden
 from flower_graph.client.module_client import GraphOnDevice, ModuleClient
-from flower_graph.config.common import NODES, ModuleRunConfig, TrainingSection
+from flower_graph.config.common import NODES, WITH_HIDDEN, ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import NOT_NEGATIVE, choice
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleMethod
-from flower_graph.models import GCN, PyGNetwork
+from flower_graph.models import GCN, PyGNetwork, Wrapped, network_of
 from flower_graph.ops.grouped import distance_to_means, sums_by
 
 APP = "fedproto"
@@ -46,27 +46,22 @@ class FedProtoSection(TrainingSection):
 class FedProtoConfig(ModuleRunConfig):
     """Everything that a run of FedProto needs to be repeated."""
 
-    networks = ("gcn", "gat", "sage", "gin", "mlp")  # an SGC has no hidden layer
-    mixes = True
+    networks, tasks, mixes = WITH_HIDDEN, (NODES,), True
+    no_noise = "noise is for weights, and it sends prototypes"
     app: str = APP
     strategy: FedProtoSection = section(FedProtoSection)
 
-    def validate(self) -> None:
-        super().validate()
-        self.need(self.task == NODES, "task", f"{NODES} with app={APP}: it shares classes")
-        self.refuse_noise(True, "app", "noise is for weights, and it sends prototypes")
 
-
-class WithPrototypes(nn.Module):
+class WithPrototypes(Wrapped):
     """A network and the server's prototypes, as each class's sum and its share of all nodes."""
 
     sums: Tensor  # [k, h]; shares [k]
     shares: Tensor
 
     def __init__(self, net: nn.Module) -> None:
-        super().__init__()
+        super().__init__(net)
         assert isinstance(net, GCN | PyGNetwork)
-        self.net, (k, h) = net, (int(net.arguments[name]) for name in ("classes", "hidden"))
+        k, h = (int(net.arguments[name]) for name in ("classes", "hidden"))
         self.register_buffer("sums", torch.zeros(k, h))
         self.register_buffer("shares", torch.zeros(k))
 
@@ -76,31 +71,24 @@ class FedProtoClient(ModuleClient):
 
     how: FedProtoSection
 
-    def logits(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
-        return super().logits(module.get_submodule("net"), graph)
-
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
         """Add the distance of training nodes to their classes' prototypes (step 2)."""
-        assert isinstance(module, WithPrototypes)
-        train, (x, *edges) = graph.masks["train"], weighed(module.net, graph)
-        hidden = module.net.embed(x, *edges)
-        y, logits = graph.y[train], module.net.classify(hidden, *edges)[train]
+        net, train = network_of(module), graph.masks["train"]
+        rows = hidden(net, graph)
+        y, logits = graph.y[train], classified(net, rows, graph)[train]
         # [k, h], and NaN of a class that nobody has
         means = self.received["sums"] / self.received["shares"][..., None]
         goal = y + graph.owner[train] * means.shape[-2]  # with several clients [c, k, h]
-        apart = distance_to_means(hidden[train], goal, means.flatten(0, -2))
+        apart = distance_to_means(rows[train], goal, means.flatten(0, -2))
         losses = nn.functional.cross_entropy(logits, y, reduction="none")
         return graph.sum_of_means(losses + self.how.prototype_weight * apart, train)
 
     def sent(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
         """Return sums of hidden vectors and shares of nodes by class (step 3)."""
         assert isinstance(module, WithPrototypes)
-        train, hidden = graph.masks["train"], module.net.embed(*weighed(module.net, graph))
-        sums, counts = sums_by(graph.y[train], hidden[train], module.shares.numel())
+        train, rows = graph.masks["train"], hidden(module.net, graph)
+        sums, counts = sums_by(graph.y[train], rows[train], module.shares.numel())
         return {"sums": sums / train.sum(), "shares": counts / train.sum()}
-
-    def exported(self, module: nn.Module) -> nn.Module:
-        return module.get_submodule("net")
 
 
 class FedProtoMethod(ModuleMethod[FedProtoConfig]):

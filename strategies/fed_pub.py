@@ -71,14 +71,10 @@ class FedPUBConfig(ModuleRunConfig):
     """Everything that a run of FED-PUB needs to be repeated."""
 
     networks = (GCN,)
+    no_noise = "noise is for weights, and it sends what they give on a random graph too"
     app: str = APP
     model: ModelSection = section(ModelSection, hidden=128)
     strategy: FedPUBSection = section(FedPUBSection)
-
-    def validate(self) -> None:
-        super().validate()
-        why = "noise is for weights, and it sends what they give on a random graph too"
-        self.refuse_noise(True, "app", why)
 
 
 # Formulas ----------------------------------------------------------------------------------------

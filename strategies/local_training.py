@@ -22,6 +22,7 @@ class LocalConfig(ModuleRunConfig):
     """Everything that a run of local training needs to be repeated."""
 
     mixes = True
+    no_noise = "noise is for what clients send, and they send none"
     app: str = APP
     strategy: TrainingSection = section(
         # the decay by validation: docs/compared.md
@@ -30,10 +31,6 @@ class LocalConfig(ModuleRunConfig):
         local_epochs=3,
         weight_decay=5e-3,
     )
-
-    def validate(self) -> None:
-        super().validate()
-        self.refuse_noise(True, "app", "noise is for what clients send, and they send none")
 
 
 class LocalMethod(ModuleMethod[LocalConfig]):

@@ -1,7 +1,8 @@
 """SCAFFOLD: control variates take the drift of a client's own data out of its steps.
 
-Karimireddy et al., ICML 2020, algorithm 1, option II. The server has a model ``x`` and a variate
-``c``, client ``i`` has a variate ``c_i``; both variates begin at 0. Round ``t``:
+Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
+algorithm 1, option II. The server has a model ``x`` and a variate ``c``, client ``i`` has a variate
+``c_i``; both variates begin at 0. Round ``t``:
 
 1. server -> clients in ``S``, drawn of ``N``: ``x``, ``c``;
 2. client: ``K`` steps of SGD from ``y = x``, ``y <- y - eta (g_i(y) - c_i + c)``, ``g_i`` its own;
@@ -10,60 +11,51 @@ Karimireddy et al., ICML 2020, algorithm 1, option II. The server has a model ``
 5. server: ``x`` is the mean of ``y`` over ``S``, and ``c <- c + |S| / N mean(c_i' - c_i)``.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
-from flower_graph.client.module_client import ModuleClient
+from flower_graph.client.module_client import GraphOnDevice, Learner, ModuleClient
 from flower_graph.config.common import ModuleRunConfig, TrainingSection
 from flower_graph.config.schema import section
 from flower_graph.data.graph import ClientGraph
-from flower_graph.engine.cohort import GraphOnDevice, Learner
 from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod
+from flower_graph.models import Wrapped, frozen
 from flower_graph.server.averaging import ClientReply, Combined
 
-APP = "flower_graph.strategies.scaffold"
+APP = "scaffold"
 
 
 @dataclass
 class ScaffoldConfig(ModuleRunConfig):
     """Everything that a run of SCAFFOLD needs to be repeated."""
 
+    no_noise = "noise is for weights, and it sends variates too"
     app: str = APP
     strategy: TrainingSection = section(
-        TrainingSection, local_epochs=3, learning_rate=0.5, weight_decay=0.0, optimiser="reset"
+        TrainingSection, name=APP, local_epochs=3, learning_rate=0.5, weight_decay=0.0
     )
 
 
-class WithVariates(nn.Module):
-    """A network, the server's variate ``c`` and the client's ``c_i``."""
+class WithVariates(Wrapped):
+    """A network, the server's variate ``c`` and the client's ``c_i``, each in its form."""
 
     def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        zeros = [(n.replace(".", "-"), torch.zeros_like(p)) for n, p in net.named_parameters()]
-        pair = ([(n, nn.Parameter(zero.clone(), False)) for n, zero in zeros] for _ in range(2))
-        self.net, (self.common, self.own) = net, map(nn.ParameterDict, pair)
-
-    def forward(self, x: Tensor, edge_index: Tensor, *edge_weight: Tensor) -> Tensor:
-        return self.net(x, edge_index, *edge_weight)  # type: ignore[no-any-return]
-
-    def each(self) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
-        """Yield name, value, and part of ``c`` and of ``c_i`` of each parameter."""
-        for name, value in self.net.named_parameters():
-            key = name.replace(".", "-")
-            yield name, value, self.common[key], self.own[key]
+        super().__init__(net)
+        self.common, self.own = frozen(net), frozen(net)
+        for variate in (*self.common.parameters(), *self.own.parameters()):
+            variate.zero_()
 
 
 class ScaffoldClient(ModuleClient):
-    """A client that corrects its steps."""
+    """A client that corrects its steps; all clients count alike."""
 
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
         """Add ``<c - c_i, y>``, whose gradient is the correction (step 2)."""
-        assert isinstance(module, WithVariates)
-        corrections = [((c - own) * value).sum() for _, value, c, own in module.each()]
+        parts = (module.get_submodule(one).parameters() for one in ("net", "common", "own"))
+        corrections = [((c - own) * y).sum() for y, c, own in zip(*parts, strict=True)]
         return super().loss(module, graph) + torch.stack(corrections).sum()
 
     def optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
@@ -72,18 +64,15 @@ class ScaffoldClient(ModuleClient):
 
     def finish(self, learner: Learner) -> None:
         """Renew the own variate; what is sent as ``common`` is its change (steps 3 and 4)."""
-        assert isinstance(learner.module, WithVariates)
-        steps = self.how.local_epochs * self.how.learning_rate
-        for name, value, c, own in learner.module.each():
-            change = (self.received[f"net.{name}"] - value) / steps - c
-            own += change
-            c.copy_(change)
+        module, steps = learner.module, self.how.local_epochs * self.how.learning_rate
+        assert isinstance(module, WithVariates)
+        parts = module.net.named_parameters(), module.common.parameters(), module.own.parameters()
+        for (name, y), c, own in zip(*parts, strict=True):
+            c.copy_((self.received[f"net.{name}"] - y) / steps - c)
+            own.add_(c)
 
     def examples(self, graph: ClientGraph) -> int:
-        return min(1, super().examples(graph))  # all count alike
-
-    def exported(self, module: nn.Module) -> nn.Module:
-        return module.get_submodule("net")
+        return min(1, super().examples(graph))
 
 
 class Scaffold(ModuleFedAvg):
@@ -93,13 +82,10 @@ class Scaffold(ModuleFedAvg):
 
     def combine(self, replies: Sequence[ClientReply]) -> Combined:
         """Average the models, and add the changes to the variate (step 5)."""
-        enrolled = sum(map(len, self.session.members.clients.values()))
-        share = sum(reply.num_examples for reply in replies) / enrolled
-        mean = super().combine(replies)
-        assert isinstance(mean, ArrayRecord)
-        means = {name: array.numpy() for name, array in mean.items()}
-        changed = {n: v for n, v in means.items() if n.startswith("common.")}
-        return means | {n: self.arrays[n].numpy() + share * v for n, v in changed.items()}
+        share = sum(reply.num_examples for reply in replies) / len(self.session.members.bound)
+        mean = self.average(replies)
+        changed = {name: one for name, one in mean.items() if name.startswith("common.")}
+        return mean | {name: self.arrays[name].numpy() + share * v for name, v in changed.items()}
 
 
 class ScaffoldMethod(ModuleMethod[ScaffoldConfig]):
@@ -108,6 +94,7 @@ class ScaffoldMethod(ModuleMethod[ScaffoldConfig]):
     name, schema = APP, ScaffoldConfig
     strategy_class, client_class = Scaffold, ScaffoldClient
     wrapper, own_entries = WithVariates, ("own.*",)
+    tables = ("personalised",)
 
 
 METHOD = ScaffoldMethod()

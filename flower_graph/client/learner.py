@@ -25,6 +25,7 @@ from flower_graph.engine.cohort import (
     placed_on,
 )
 from flower_graph.errors import ConfigError, DataError
+from flower_graph.models import GCN, PyGNetwork, network_of
 from flower_graph.ops.counts import Counts, Errors
 from flower_graph.ops.graph import values_at
 from flower_graph.ops.grouped import group_sum
@@ -100,24 +101,40 @@ def weighed(module: nn.Module, graph: GraphOnDevice) -> tuple[Tensor, ...]:
     if graph.edge_weight is None:
         return graph.x, graph.edge_index
     if not takes_weights(module):
-        tell(f"{type(module).__name__}", [Caution(UNUSED)])
+        tell(type(network_of(module)).__name__, [Caution(UNUSED)])
         return graph.x, graph.edge_index
     return graph.x, graph.edge_index, graph.edge_weight
+
+
+def hidden(net: nn.Module, graph: GraphOnDevice) -> Tensor:
+    """Return the hidden layer ``[n, h]`` that a network gives a graph's nodes, before dropout."""
+    assert isinstance(net, GCN | PyGNetwork)
+    return net.embed(*weighed(net, graph))
+
+
+def classified(net: nn.Module, rows: Tensor, graph: GraphOnDevice) -> Tensor:
+    """Return the logits ``[n, k]`` that a network makes of its hidden layer."""
+    assert isinstance(net, GCN | PyGNetwork)
+    return net.classify(rows, *weighed(net, graph)[1:])
 
 
 def asked(module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
     """Return the pairs that the module must decode, if any; ``ConfigError`` if it takes none."""
     if graph.pairs is None:
         return {}
-    if "pairs" not in inspect.signature(module.forward).parameters:
-        kind = type(module).__name__
+    if not _takes(module, "pairs"):
+        kind = type(network_of(module)).__name__
         raise ConfigError(f"links.decoder: mlp is not for {kind}, whose forward takes no pairs")
     return {"pairs": graph.pairs}
 
 
 def takes_weights(module: nn.Module) -> bool:
     """Whether a module's third argument is the edges' weights."""
-    return "edge_weight" in inspect.signature(module.forward).parameters
+    return _takes(module, "edge_weight")
+
+
+def _takes(module: nn.Module, name: str) -> bool:
+    return name in inspect.signature(network_of(module).forward).parameters
 
 
 def saved_rows(cohort: Cohort, make: Callable[[], nn.Module]) -> list[SavedModels]:

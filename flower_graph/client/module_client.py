@@ -42,6 +42,7 @@ from flower_graph.engine.cohort import (
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import DataError, RefusedError, brief, told
 from flower_graph.flower_compat import NumPyClient
+from flower_graph.models import network_of
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.grouped import one_thread
 from flower_graph.outputs.build import form_of
@@ -197,7 +198,7 @@ class ModuleClient(NumPyClient):
 
     def exported(self, module: nn.Module) -> nn.Module:
         """Return the module to save after the run; its outputs equal this module's."""
-        return module
+        return network_of(module)
 
     # Answers
 
@@ -468,6 +469,7 @@ class ModuleClient(NumPyClient):
         self.received = received
         learner.module.train()
         with self._drawing(learner.graph, 0):
+            self.begin(learner, 0)
             self.loss(learner.module, learner.graph).backward()
         result = {
             f"of {n}": p.grad for n, p in learner.module.named_parameters() if p.grad is not None

@@ -475,6 +475,7 @@ def checkpoint_settings(config: RunConfig, out: Path | None) -> dict[str, Any]:
 DOT, MLP = "dot", "mlp"
 LASTS, RESET = "keep", "reset"
 GCN, NETWORKS = "gcn", ("gat", "sage", "gin", "sgc", MLP)
+WITH_HIDDEN = tuple(one for one in (GCN, *NETWORKS) if one != "sgc")  # networks of two layers
 DISJOINT = (LOUVAIN, METIS, DIRICHLET, RANDOM)  # no two clients have one edge
 TASK_HELP = "what is learnt: classes of `nodes`, or which are linked: `flower-graph docs links`"
 
@@ -549,6 +550,8 @@ class ModuleRunConfig(CutRunConfig):
     takes_edge_weights = True
     networks: ClassVar[tuple[str, ...]] = (GCN, *NETWORKS)  # that the method takes
     mixes: ClassVar[bool] = False  # whether clients may have different ones: they share no weights
+    tasks: ClassVar[tuple[str, ...]] = TASKS  # that the method learns
+    no_noise: ClassVar[str] = ""  # why it refuses a privacy budget, if it does
     rounds: int = 100
     task: str = setting(
         NODES, choice(*TASKS), help=f"{TASK_HELP}; or `values`: `flower-graph docs own-data`"
@@ -579,6 +582,8 @@ class ModuleRunConfig(CutRunConfig):
             self.need(good, "model.name", allowed.words + why)
         else:
             allowed.check("model.name", name)
+        self.need(self.task in self.tasks, "task", f"{' or '.join(self.tasks)} with app={self.app}")
+        self.refuse_noise(bool(self.no_noise), "app", self.no_noise)
         if type(self.strategy) is TrainingSection:  # a section of the method's own has names
             choice(type(self)().strategy.name).check("strategy.name", self.strategy.name)
         good = self.task != LINKS or self.model.name == GCN or self.links.decoder != MLP

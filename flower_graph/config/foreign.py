@@ -109,6 +109,9 @@ SHIPPED = {
     "ditto": "ditto:DittoConfig",
     "fedproto": "fed_proto:FedProtoConfig",
     "fedgcn": "fedgcn:FedGCNConfig",
+    "scaffold": "scaffold:ScaffoldConfig",
+    "moon": "moon:MoonConfig",
+    "fedopt": "fed_opt:FedOptConfig",
 }
 GIVEN: dict[str, ModuleType] = {}  # modules of the files that the user gave, by their app
 

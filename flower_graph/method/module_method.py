@@ -127,6 +127,10 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         wrapper = self.wrapper
         return make if wrapper is None else lambda: wrapper(make())
 
+    def server(self, config: M) -> type[ModuleFedAvg]:
+        """Return the server's half, by default ``strategy_class``."""
+        return self.strategy_class
+
     def local(self, config: M) -> tuple[str, ...]:
         """Return patterns of the module's entries that never leave a client."""
         return self.own_entries
@@ -135,7 +139,7 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         self, config: M, out: Path | None, folder: RunFolder | None = None
     ) -> ModuleFedAvg:
         whole = self.whole(config, folder)
-        strategy = self.strategy_class(
+        strategy = self.server(config)(
             self._shared(config, whole),
             config.strategy,
             classes=self.outputs(config, whole),

@@ -252,6 +252,13 @@ class ReportedFedAvg(RoundLoop, flower.FedAvg):
         self.means = trained or MetricRecord(), MetricRecord()
         return arrays
 
+    # Any: of the model's types
+    def average(self, replies: Sequence[ClientReply]) -> dict[str, NDArray[Any]]:
+        """Return the default of ``combine`` by name, for a method that goes on from it."""
+        arrays = ReportedFedAvg.combine(self, replies)
+        assert isinstance(arrays, ArrayRecord)
+        return _decoded(arrays)
+
     def prepare(self, server_round: int) -> None:
         """Exchange messages with the connected SuperNodes before a round; by default none."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federation import ALIKE, METHODS, PERSONAL, assert_close, tried
+from federation import COMPARED, METHODS, PERSONAL, assert_close, tried
 from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
@@ -18,7 +18,7 @@ from flower_graph.errors import DataError
 from flower_graph.method.registry import method_of
 from flower_graph.simulation import InProcessGrid
 
-AVERAGING = tried((*ALIKE, *PERSONAL, "ditto", "fedproto"), fast=["fedavg", "fedgta"])
+AVERAGING = tried((*PERSONAL, *COMPARED), fast=["fedavg", "fedgta"])
 SEEDS = ["seed=19", "seed=20", "seed=21"]  # of no other test: clients are in a cache
 
 

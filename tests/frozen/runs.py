@@ -59,7 +59,7 @@ PPFL = (
     "deepwalk.walks=2 deepwalk.length=8 gat.epochs=3 judge.folds=2 judge.every=2 judge.mlp=false"
 )
 PERSONAL = f"{SMALL} {THIRDS} rounds=3 partition.clients=4 model.hidden=6"
-COMPARED = ("fedavg", "fedprox", "local", "ditto", "fedproto")
+COMPARED = ("fedavg", "fedprox", "local", "ditto", "fedproto", "scaffold", "moon", "fedopt")
 # Name of a method, its config, settings under which it is small, and SuperNodes
 METHODS = {
     name: (config, tuple(small.split()), nodes)
@@ -264,6 +264,9 @@ def _personal() -> list[Run]:
         "local": overlapping,
         "ditto": "partition.method=metis",
         "fedproto": "partition.method=dirichlet",
+        "scaffold": overlapping,
+        "moon": "partition.method=metis",
+        "fedopt": "partition.method=dirichlet",
     }
     hops = {"no-hops": "strategy.hops=0", "one-hop": "strategy.hops=1"}
     runs += _runs("fedgcn", {"plain": "", "few": "strategy.least_holders=3", **hops, **WHO})
