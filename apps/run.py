@@ -167,7 +167,7 @@ def run_server(
                 LOG.warning("evaluate: no figures of all clients' nodes: %s", error)
         final |= baselines
         if config.privacy.is_on:
-            final["privacy"] = noise.spent(config.privacy, config.rounds)
+            final["privacy"] = noise.spent(config)
         names = folder.class_names if folder else method.data(config).classes
         if names:
             final["classes"] = list(names)

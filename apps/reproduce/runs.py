@@ -184,8 +184,8 @@ def curves_of(reports: Sequence[RoundReport], final: Tree, config: RunConfig) ->
             each = enumerate(values, start=1)
             curves.figures |= {f"micro-f1, {classifier}, {n}": value for n, value in each}
     if config.privacy.is_on:
-        budget = spent(config.privacy, config.rounds)
-        curves.figures |= {name: float(str(budget[name])) for name in BUDGET}
+        budget = spent(config)
+        curves.figures |= {name: float(str(budget[name])) for name in BUDGET if name in budget}
     clients, steps = steps_of(config)
     asked = accumulate(report.asked for report in reports)
     curves.steps = [steps * count / clients for count in asked]

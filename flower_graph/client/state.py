@@ -25,8 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context
+from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -288,6 +290,18 @@ class CohortState(Generic[T]):
             checkpoint.save_client(self._file, numbered, run, self._sealed)
         self._context.state[CLIENTS] = record
         self.live.held, self.live.version = (held, tensors), version
+
+
+def places_of(own: Tensor, users: NDArray[np.integer]) -> Tensor:
+    """Return where users are among a SuperNode's own; ``ValueError`` if one is not there."""
+    local = own.numpy()
+    if np.array_equal(users, local):
+        return torch.arange(users.size)
+    order = np.argsort(local)
+    place = order.take(np.searchsorted(local, users, sorter=order), mode="clip")
+    if not np.array_equal(local[place], users):
+        raise ValueError("the message names users that this client does not host")
+    return torch.from_numpy(place)
 
 
 def forms_of(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

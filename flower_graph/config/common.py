@@ -345,6 +345,7 @@ class RunConfig:
     of_task: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     takes_edge_weights = False  # whether the clients' networks use weights of edges
     takes_sparse = False  # whether a generated graph's features may be sparse
+    sends_once = False  # whether clients send once, under noise of the method's own without delta
     server_measures = False  # whether the server has all predictions, so that no client counts any
 
     @property

@@ -112,6 +112,7 @@ SHIPPED = {
     "scaffold": "scaffold:ScaffoldConfig",
     "moon": "moon:MoonConfig",
     "fedopt": "fed_opt:FedOptConfig",
+    "lpgnn": "lpgnn:LPGNNConfig",
 }
 GIVEN: dict[str, ModuleType] = {}  # modules of the files that the user gave, by their app
 

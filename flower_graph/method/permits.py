@@ -131,6 +131,7 @@ class Permits:
             value = getattr(privacy, name)
             keep(key, limits[key] is None or value <= limits[key], f"has privacy.{name}={value}")
         if self.least_noise is not None:
+            keep("least-noise", not config.sends_once, "has noise of another kind")
             noise = multiplier_of(privacy, config.rounds)
             is_kept = noise >= self.least_noise
             keep("least-noise", is_kept, f"has noise {noise:.3g} times the sensitivity")

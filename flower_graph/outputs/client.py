@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +23,7 @@ import numpy as np
 from flower_graph.config.common import ALL, BEST, CHECKPOINTS, KEEP, LAST
 from flower_graph.config.foreign import IN_RUN
 from flower_graph.errors import OutputError, StateLostError
-from flower_graph.outputs.files import SAID, Snapshot, write_table
+from flower_graph.outputs.files import SAID, Snapshot, role_of, write_table
 from flower_graph.storage import files
 from flower_graph.storage.checkpoint import keep_rounds, round_folder
 from flower_graph.storage.reading import MOST_GRAPH, MOST_TENSORS, open_regular, read_text, reading
@@ -132,6 +132,26 @@ def write_figures(folder: Path, table: Any, at: dict[str, int], every: int) -> N
     if every:
         chosen = (table["round"] % every == 0) | (table["round"] == table["round"].max())
         write_table(folder / CURVES, table.loc[chosen, ["round", "client", *MEASURED]])
+
+
+# Any: arrays or tensors
+def node_figures(
+    known: Any, masks: Mapping[str, Any], rounds: Sequence[tuple[str, int, Any]], traffic: Any
+) -> Iterator[list[str]]:
+    """Give the lines of ``clients.csv`` where clients are nodes and the server measures.
+
+    ``known``, ``masks`` by role ``[n]``; ``rounds``: name, number, and which nodes were predicted
+    right ``[n]``, or None; ``traffic`` ``[n, 3]``: rounds that each answered, bytes up and down.
+    """
+    role = role_of(*(masks[name] for name in ROLES))
+    texts = [(at, str(n), right.cpu().tolist()) for at, n, right in rounds if right is not None]
+    for user in known.nonzero().flatten().tolist():
+        counts = [str(count) for count in traffic[user].tolist()]
+        for at, number, right in texts:
+            accuracy = ["", "", ""]
+            if role[user]:
+                accuracy[role[user] - 1] = "1.0" if right[user] else "0.0"
+            yield [str(user), at, number, "1", "", *accuracy, *counts]
 
 
 def merge_clients(out: Path) -> dict[str, object]:

@@ -60,8 +60,11 @@ ONE_EACH = "give each client a SuperNode of its own"
 # The budget --------------------------------------------------------------------------------------
 
 
-def spent(privacy: PrivacyConfig, rounds: int) -> dict[str, object]:
+def spent(config: RunConfig) -> dict[str, object]:
     """Return the budget that the finished rounds have spent, for ``result.json``."""
+    privacy, rounds = config.privacy, config.rounds
+    if config.sends_once:
+        return {"epsilon": privacy.epsilon, "delta": 0.0, "form": privacy.form}
     multiplier = multiplier_of(privacy, rounds)
     result: dict[str, object] = {
         "epsilon": accounted(multiplier, privacy.delta, rounds),
@@ -133,7 +136,9 @@ def accounted(multiplier: float, delta: float, rounds: int) -> float:
 def announce_privacy(config: RunConfig) -> None:
     """Log the budget once, and which figures of clients the run will lack."""
     privacy = config.privacy
-    if privacy.is_on:
+    if privacy.is_on and config.sends_once:
+        LOG.info("privacy: epsilon %g, for what each client sends once", privacy.epsilon)
+    elif privacy.is_on:
         LOG.info(
             "privacy: epsilon %g at delta %g, %s", privacy.epsilon, privacy.delta, privacy.form
         )
@@ -146,7 +151,9 @@ def announce_privacy(config: RunConfig) -> None:
 
 def note_privacy(config: RunConfig, report: RoundReport) -> None:
     """Add the budget spent so far to a report, if there is a budget."""
-    if config.privacy.is_on:
+    if config.privacy.is_on and config.sends_once:
+        report.privacy = {"epsilon": config.privacy.epsilon or 0.0, "delta": 0.0}
+    elif config.privacy.is_on:
         delta, multiplier = config.privacy.delta, multiplier_of(config.privacy, config.rounds)
         epsilon = accounted(multiplier, delta, report.round)
         report.privacy = {"epsilon": epsilon, "delta": delta}
@@ -177,6 +184,13 @@ def add_fresh_noise(values: NDArray[np.generic], deviation: float) -> None:
         add_gaussian_noise_inplace([values], deviation)
     finally:
         np.random.set_state(before)
+
+
+def fresh_chances(*shape: int) -> NDArray[np.float64]:
+    """Draw uniform numbers from 0 on and below 1 from the operating system's generator."""
+    bits = np.frombuffer(os.urandom(8 * math.prod(shape)), np.uint64) >> np.uint64(11)
+    result: NDArray[np.float64] = np.multiply(bits, 2.0**-53, dtype=np.float64).reshape(shape)
+    return result
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor
 
-from flower_graph.client.state import CohortState, Tensors, forms_of
+from flower_graph.client.state import CohortState, Tensors, forms_of, places_of
 from flower_graph.data.description import check_rows
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import CheckpointError, MalformedReplyError, RefusedError, StateLostError
@@ -415,16 +415,6 @@ class UsersClient(NumPyClient):
     def _maps(self, rows: ActiveRows, tensors: Tensors | None) -> Maps:
         raise NotImplementedError
 
-    def _places(self, users: NDArray[np.generic]) -> Tensor:
-        own = self.users.numpy()
-        if np.array_equal(users, own):
-            return torch.arange(users.size)
-        order = np.argsort(own)
-        place = order.take(np.searchsorted(own, users, sorter=order), mode="clip")
-        if not np.array_equal(own[place], users):
-            raise ValueError("the message names users that this client does not host")
-        return torch.from_numpy(place)
-
 
 class NodeClient(UsersClient):
     """The users of one SuperNode: one in a deployment, thousands in a simulation.
@@ -496,7 +486,7 @@ class NodeClient(UsersClient):
         follows = bool(request.gradient_round.any())
         if self._file is not None and (request.send_weights or request.average is not None):
             raise ValueError("rows_dir: users whose weights are in a file do not average them")
-        place = self._places(request.users)
+        place = places_of(self.users, request.users)
         with self._state.opened(follows=follows) as maps:
             if isinstance(maps, StoredMaps):  # before a row changes, which nothing undoes
                 maps.check_room(place)
@@ -594,10 +584,12 @@ class CommonLayerClient(UsersClient, MaskingClient):
             self._advance(layer, request.advance)
             reply = LatentReply(request.server_round, layer.round)
             if request.trains:
-                users = self._places(request.users)
+                users = places_of(self.users, request.users)
                 reply.latent = layer.forward(users, request.server_round).cpu().numpy()
             if request.measured.size:
-                reply.measured = layer.forward(self._places(request.measured)).cpu().numpy()
+                reply.measured = (
+                    layer.forward(places_of(self.users, request.measured)).cpu().numpy()
+                )
         if request.checkpoint:
             reply.not_saved = self._state.save(request.server_round - 1, request.run)
         return reply.to_numpy(request.users.size)
@@ -641,7 +633,7 @@ class CommonLayerClient(UsersClient, MaskingClient):
         if layer.round != request.layer_round:
             text = f"the layer is of round {layer.round}, the gradients of {request.layer_round}"
             raise StateLostError(text)
-        gradient, place = torch.from_numpy(request.gradient), self._places(request.users)
+        gradient, place = torch.from_numpy(request.gradient), places_of(self.users, request.users)
         total = layer.gradient(place, gradient, request.server_round).cpu().numpy()
         if (key := self._key) is None:
             return SumReply(request.server_round, total.astype(np.float32)).to_numpy(size)

@@ -29,6 +29,7 @@ from flower_graph.errors import DataError, MalformedReplyError
 from flower_graph.ops.graph import sorted_edges
 from flower_graph.ops.links import LinkSplit
 from flower_graph.outputs.build import form_of
+from flower_graph.outputs.client import node_figures
 from flower_graph.outputs.files import (
     NO_CLIENT,
     Embeddings,
@@ -271,16 +272,8 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
     def figures(self) -> Iterator[list[str]]:
         """Give the lines of ``clients.csv``: each present user in the last and the best round."""
         server, best = self.server, self.best
-        role = role_of(*(server.data.masks[name] for name in ROLES))
-        rounds = [("last", best.last, server.right), ("best", best.number, self._right_in_best)]
-        texts = [(at, str(n), right.cpu().tolist()) for at, n, right in rounds if right is not None]
-        for user in server.known.nonzero().flatten().tolist():
-            counts = [str(count) for count in self.layer.traffic[user].tolist()]
-            for at, number, right in texts:
-                accuracy = ["", "", ""]
-                if role[user]:
-                    accuracy[role[user] - 1] = "1.0" if right[user] else "0.0"
-                yield [str(user), at, number, "1", "", *accuracy, *counts]
+        rounds = ("last", best.last, server.right), ("best", best.number, self._right_in_best)
+        return node_figures(server.known, server.data.masks, rounds, self.layer.traffic)
 
     def grow(self, data: Any, *, left: Sequence[int] = (), alone: int = 0) -> None:
         """Go on with other users: the next ``start`` is to be with ``resume=True``.

@@ -178,7 +178,7 @@ def test_methods_say_on_which_graphs_clients_may_reach_more_alone(own: float, is
     assert bool(says_one_class({"majority-per-client": {"test": own}})) == is_said
     assert not says_one_class({})
     needs = {app for app in known_apps() if method_named(app).needs_variety}
-    assert needs == {*known_apps()} - {"nfedgnn", "fedscem", "ppfl", "local"}
+    assert needs == {*known_apps()} - {"nfedgnn", "fedscem", "ppfl", "local", "lpgnn"}
 
 
 def test_check_estimates_by_later_rounds(

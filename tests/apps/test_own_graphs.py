@@ -29,7 +29,7 @@ from flower_graph.storage.files import IN_PROCESS
 
 
 def settings_of(method: str) -> list[str]:
-    few = [] if method == "nfedgnn" else ["partition.clients=3"]
+    few = [] if method in ("nfedgnn", "lpgnn") else ["partition.clients=3"]
     if method in ("deepwalk", "gat"):  # nodes of each class in each fold
         few += ["partition.public_share=0.6", "partition.private_share=0.13"]
         few += ["partition.ratios=[0.4,0.3,0.3]"]

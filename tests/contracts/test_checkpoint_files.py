@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation import ALL, EACH, EVERY, METHODS, ONCE, Done, one_fast, tried
+from federation import ALL, EACH, EVERY, METHODS, ONCE, Done, later, one_fast, tried
 
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.errors import CheckpointError, OutputError
@@ -161,7 +161,7 @@ def test_a_corrupt_checkpoint(
     ) in caplog.text
 
 
-@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.parametrize("name", later(ONCE))
 def test_two_runs_with_one_folder(name: str, tmp_path: Path) -> None:
     setup, words = METHODS[name], ("rounds=4", "checkpoint_every=1")
     out, refused = tmp_path / "o", []
@@ -188,7 +188,7 @@ def dies(partition: int, server_round: int, kind: str) -> str:
     return "good"
 
 
-@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.parametrize("name", later(ONCE))
 def test_killed_between_checkpoint_and_send(name: str, tmp_path: Path) -> None:
     setup = METHODS[name]
     out = tmp_path / "killed"

@@ -88,7 +88,8 @@ def test_accuracies_stand_beside_those_of_a_guess(name: str) -> None:
     written: Any = there.result["baselines"]
     assert all(v is None or 0 <= v <= 1 for figures in written.values() for v in figures.values())
     found = {key: one["test"] for key, one in written.items() if one["test"] is not None}
-    alone = {"majority-per-client"} if name == "nfedgnn" else set()  # a client is one node
+    of_nodes = name in ("nfedgnn", "lpgnn")  # a client is one node
+    alone = {"majority-per-client"} if of_nodes else set()
     of_all = {"majority", "majority-per-client", "logistic-regression", "label-propagation"}
     assert found.keys() == of_all - alone
     config = setup.load("rounds=3")
@@ -101,7 +102,7 @@ COMMON = ("fedgls", "fedgls, reset", "fedgta", "fedscem, shared", "fedscem, feda
 COMMON += ("fedavg", "fedprox", "fedopt", "scaffold", "moon", "fedgcn", "fedscem, median")
 COMMON += ("fedgls, median",)
 LEARN = {name for name in ALL if name.startswith("fedgls")} - {"fedgls, proto"}
-JOIN = ("nfedgnn", "deepwalk", "gat")
+JOIN = ("nfedgnn", "lpgnn", "deepwalk", "gat")
 
 
 @every(ALL)

@@ -15,6 +15,7 @@ TRAINED = ("loss", "cross-entropy", "regulariser", "answered")
 # What `weights()` has, as the table in docs/reference/outputs.md says; the last begins as the name
 WEIGHTS = {
     "nfedgnn": r"server\..+|latent",
+    "lpgnn": r"(linear|server)\..+",
     "fedscem": "",
     **dict.fromkeys(
         ("fedscem, shared", "fedscem, fedavg", "fedscem, median"),

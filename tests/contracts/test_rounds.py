@@ -20,6 +20,7 @@ from federation import (
     Setup,
     assert_close,
     at,
+    later,
     tried,
 )
 from flwr.app import Message
@@ -48,7 +49,7 @@ def missed(done: Done) -> list[int]:
 
 def clients_of(setup: Setup) -> int:
     """Count the clients: users of nFedGNN are nodes."""
-    return {"nfedgnn/cora": 90}.get(setup.config, setup.supernodes)
+    return {"nfedgnn/cora": 90, "lpgnn/cora-linqs": 90}.get(setup.config, setup.supernodes)
 
 
 # Where the server is not trusted, nodes are summed by how many SuperNodes hold them
@@ -86,7 +87,7 @@ def test_some_of_the_clients_whoever_hosts_them(name: str, tmp_path: Path) -> No
         assert len({frozenset(who.answered) for who in done.who}) > 1
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", later(EACH))
 def test_what_cannot_be_used_is_named_and_costs_no_more_than_silence(
     name: str, tmp_path: Path
 ) -> None:
@@ -115,7 +116,7 @@ FEDSCEM = [f"fedscem, {name}" for name in ("plain", "local-sage", "fed-sage")]
 NEWCOMERS = [*METHODS, *FEDSCEM]
 
 
-@pytest.mark.parametrize("name", tried(NEWCOMERS, slow=NEWCOMERS))
+@pytest.mark.parametrize("name", later(tried(NEWCOMERS, slow=NEWCOMERS)))
 def test_a_newcomer_takes_part_from_then_on(name: str, tmp_path: Path) -> None:
     setup, comes = ALL[name], at("gone", range(3), "connect")
     run = ("rounds=5", "strategy.timeout=0.1", f"strategy.min_nodes={setup.supernodes - 1}")
@@ -125,7 +126,7 @@ def test_a_newcomer_takes_part_from_then_on(name: str, tmp_path: Path) -> None:
     assert counts[0] < counts[-1] == clients_of(setup)
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", later(EACH))
 def test_one_that_leaves_is_named_and_the_others_go_on(name: str, tmp_path: Path) -> None:
     setup, leaves = METHODS[name], at("gone", range(3, 99), "connect")
     run = ("rounds=5", "strategy.timeout=0.1")
@@ -141,7 +142,7 @@ ROUNDS, BAD = 6, 3
 RUN = (f"rounds={ROUNDS}", "strategy.timeout=0.1")
 
 
-@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.parametrize("name", later(ONCE))
 def test_an_answer_after_the_deadline(name: str, tmp_path: Path) -> None:
     setup = METHODS[name]
     late = setup.run(tmp_path / "late", *RUN, faults=at("late", {BAD}, "train"))
@@ -181,7 +182,7 @@ def test_clocks_that_disagree(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert off.result["rejected"] == 0
 
 
-@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.parametrize("name", later(ONCE))
 def test_killed_in_mid_training(name: str, tmp_path: Path) -> None:
     """Another client in each round from the second to the sixth."""
 

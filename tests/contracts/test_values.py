@@ -26,7 +26,17 @@ from flower_graph.method.load import to_dict
 from flower_graph.method.module_method import ModuleMethod
 from flower_graph.method.registry import method_of
 
-REFUSED = ("nfedgnn", "fedscem", "fedgls", "deepwalk", "gat", "fedgta", "fedproto", "fedgcn")
+REFUSED = (
+    "nfedgnn",
+    "lpgnn",
+    "fedscem",
+    "fedgls",
+    "deepwalk",
+    "gat",
+    "fedgta",
+    "fedproto",
+    "fedgcn",
+)
 TAKES = [name for name in METHODS if name not in REFUSED]
 FAST = "fedavg"
 EACH = [pytest.param(name, marks=() if name == FAST else pytest.mark.slow) for name in TAKES]

@@ -58,6 +58,7 @@ PPFL = (
     f"{SMALL} data.nodes=120 {THIRDS} rounds=2 partition.clients=3 model.dimension=6 "
     "deepwalk.walks=2 deepwalk.length=8 gat.epochs=3 judge.folds=2 judge.every=2 judge.mlp=false"
 )
+LPGNN = f"{NFEDGNN} privacy.epsilon=null strategy.hops=2"  # noise is of the operating system's
 PERSONAL = f"{SMALL} {THIRDS} rounds=3 partition.clients=4 model.hidden=6"
 COMPARED = ("fedavg", "fedprox", "local", "ditto", "fedproto", "scaffold", "moon", "fedopt")
 # Name of a method, its config, settings under which it is small, and SuperNodes
@@ -72,6 +73,7 @@ METHODS = {
         ("fedgta", "fedgta/cora-linqs", PERSONAL, 4),
         ("fedpub", "fedpub/cora-linqs", f"{PERSONAL} strategy.block_nodes=20", 4),
         *((name, f"{name}/cora-linqs", PERSONAL, 4) for name in (*COMPARED, "fedgcn")),
+        ("lpgnn", "lpgnn/cora-linqs", LPGNN, 3),
     )
 }
 # Runs in which a choice hangs on the last bit of a sum, which other machines round otherwise. The
@@ -136,6 +138,11 @@ def _nfedgnn() -> list[Run]:
     seeds = Run("nfedgnn/seeds", "run", "nfedgnn/cora", few, both, 1)
     bundled = Run("nfedgnn/bundled", "run", "nfedgnn/cora-linqs", ("rounds=2", "device=cpu"), (), 2)
     return [bundled, seeds, *_runs("nfedgnn", variants)]
+
+
+def _lpgnn() -> list[Run]:
+    variants = {"gcn": "", **WHO, "sage": "model.name=sage", "gat": "model.name=gat model.heads=2"}
+    return _runs("lpgnn", variants | {"random": "strategy.features=random"})
 
 
 def _fedscem() -> list[Run]:
@@ -294,4 +301,5 @@ def _other_commands() -> list[Run]:
 def in_process() -> list[Run]:
     """Give all runs on the in-process engine."""
     methods = [*_nfedgnn(), *_fedscem(), *_ego_baselines(), *_fedgls(), *_ppfl(), *_personal()]
+    methods += _lpgnn()
     return [*methods, *_other_commands()]

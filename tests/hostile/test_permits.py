@@ -26,6 +26,7 @@ from flower_graph.secure.sum.messages import PrepareRequest
 
 CORA, SUMMED, SCEM = "nfedgnn/cora", "nfedgnn/cora-summed", "fedscem/cora-linqs"
 GLS, GAT = "fedgls/cora-linqs", "ppfl/cora-linqs-gat"
+ONCE = "lpgnn/cora-linqs"
 NOISE = "privacy.epsilon=2 privacy.clipping_norm=5"
 CENTRAL = "strategy.name=fed-gnn privacy.epsilon=2 privacy.form=central"
 LIES = "strategy.aggregation=masked strategy.trust=malicious-server"
@@ -39,6 +40,9 @@ HELD: tuple[tuple[str, Any, str, str | None, tuple[str, ...]], ...] = (
     ("most-epsilon", 2, GLS, "strategy.name=fed-gnn privacy.epsilon=2", ("privacy.form=central",)),
     # What central noise is worth is the server's to say
     *((f, 0.9, GLS, None, (CENTRAL,)) for f in ("least-noise", "most-clip", "most-delta")),
+    ("most-epsilon", 2, ONCE, "privacy.epsilon=2 strategy.label_epsilon=1", (
+        "privacy.epsilon=3", "privacy.epsilon=null strategy.label_epsilon=null")),
+    ("least-noise", 1e-9, ONCE, None, ("privacy.epsilon=0.01",)),
     ("least-noise", 0.1, CORA, NOISE, (
         "privacy.epsilon=1e6", "privacy.epsilon=null", "privacy.measurements=report")),
     ("least-noise", 1, CORA, None, ("privacy.epsilon=1000",)),
@@ -177,14 +181,16 @@ OTHERS = {
         strategy.reg_weight strategy.resolution strategy.restart strategy.schedule
         strategy.server_average strategy.sketch strategy.steps strategy.tau strategy.temperature
         strategy.threshold strategy.variant strategy.weight_decay
-        strategy.evaluate_every""",
+        strategy.evaluate_every strategy.features strategy.hops strategy.label_hops""",
+    "how LPGNN's users encode: the budget holds whatever these are": """
+        strategy.low strategy.high strategy.sampled strategy.label_epsilon""",
     "a SuperNode's own data: its data folder's manifest has them, and another run is refused": """
         partition. data.active data.categories data.classes data.degree data.feature_noise
         data.features data.homophily data.missing data.no_features data.nodes data.num_features
         data.num_test data.num_val data.ratios data.remove data.signal data.split
         data.split_seed data.train_per_class""",
     "what is written, each on its own machine": """
-        checkpoint_every every keep save track metrics strategy.state""",
+        checkpoint_every evaluate every keep save track metrics strategy.state""",
     "which method's code: the node config's `methods`": "app",
     "who takes part, and when it ends: sums of too few are `least-clients`' to refuse": """
         patience strategy.min_nodes strategy.most_supernodes strategy.num_malicious

@@ -19,7 +19,7 @@ from flower_graph.secure.align.blinded import (
 )
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum import messages
-from flower_graph.strategies import fedgcn
+from flower_graph.strategies import fedgcn, lpgnn
 from flower_graph.strategies.fed_sage import strategy as sage
 from flower_graph.strategies.fedgls import strategy as structure
 from flower_graph.strategies.fedscem import client as ego
@@ -66,6 +66,7 @@ KNOWN: dict[type, dict[str, Any]] = {
     relay.RelayReply: {"p": 2, "h": 2, "f": 4, "w": 2, "send_weights": True},
     relay.LatentReply: {"p": 2, "m": 5, "h": 2, "trains": True, "measures": True},
     relay.SumReply: {"p": 2, "f": 4, "w": 2},
+    lpgnn.FeatureReply: {"p": 2, "d": 4, "q": 2},
     sage.Generators: {"w": 2},
     sage.PeerGradients: {"a": 2, "w": 2},
     ego.EgoReply: {"L": 3, "asked": np.arange(100), "is_plain": True},

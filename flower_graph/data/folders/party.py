@@ -114,12 +114,16 @@ class RunData:
     client_details: Tree = field(default_factory=dict)
 
 
-def node_data(graph: Graph) -> RunData:
-    """Assign each client one node's features, and the server edges, labels and masks."""
+def node_data(graph: Graph, *, labels: bool = False) -> RunData:
+    """Assign each client one node's features, and the server edges, labels and masks.
+
+    With ``labels`` a client has its own, too.
+    """
 
     def part(users: range) -> Tensors:
         rows = torch.arange(users.start, users.stop)
-        return {USERS: rows, **matrix_tensors("x", take_rows(graph.x, rows))}
+        own = {"y": graph.y[rows]} if labels else {}
+        return {USERS: rows, **own, **matrix_tensors("x", take_rows(graph.x, rows))}
 
     (n, f), names = graph.x.shape, _names(graph.classes)
     held = {key: getattr(graph, key) for key in ("edge_index", "y", *PARTS)}
