@@ -181,7 +181,8 @@ OTHERS = {
         strategy.reg_weight strategy.resolution strategy.restart strategy.schedule
         strategy.server_average strategy.sketch strategy.steps strategy.tau strategy.temperature
         strategy.threshold strategy.variant strategy.weight_decay
-        strategy.evaluate_every strategy.features strategy.hops strategy.label_hops""",
+        strategy.evaluate_every strategy.features strategy.label_hops strategy.contrast
+        strategy.beta_1 strategy.beta_2 strategy.server_learning_rate strategy.server_optimiser""",
     "how LPGNN's users encode: the budget holds whatever these are": """
         strategy.low strategy.high strategy.sampled strategy.label_epsilon""",
     "a SuperNode's own data: its data folder's manifest has them, and another run is refused": """
