@@ -99,8 +99,8 @@ def test_accuracies_stand_beside_those_of_a_guess(name: str) -> None:
 # Whose model a newcomer can use, whoever it is; who has edges of its own making; and whose
 # newcomers join the run instead, or lie beside it by nodes that they share
 COMMON = ("fedgls", "fedgls, reset", "fedgta", "fedscem, shared", "fedscem, fedavg")
-COMMON += ("fedavg", "fedprox", "fedopt", "scaffold", "moon", "fedgcn", "fedscem, median")
-COMMON += ("fedgls, median",)
+COMMON += ("fedavg", "fedprox", "fedopt", "scaffold", "moon", "fedgcn")
+COMMON += ("fedscem, median", "fedgls, median")
 LEARN = {name for name in ALL if name.startswith("fedgls")} - {"fedgls, proto"}
 JOIN = ("nfedgnn", "lpgnn", "deepwalk", "gat")
 

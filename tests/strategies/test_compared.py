@@ -8,7 +8,7 @@ import flwr.serverapp.strategy as flower
 import numpy as np
 import pytest
 import torch
-from federation import METHODS, run_rounds
+from federation import METHODS, one_fast, run_rounds
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -87,7 +87,7 @@ def moon(of: Any, graphs: list[Any], make: Callable[[], GCN], x: Net) -> Net:
     return x
 
 
-@pytest.mark.parametrize("supernodes", [1, 4])
+@pytest.mark.parametrize("supernodes", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("algorithm", [scaffold, moon])
 def test_it_is_the_algorithm_as_a_group_and_one_by_one(
     algorithm: Callable[..., Net], supernodes: int, monkeypatch: pytest.MonkeyPatch
@@ -147,14 +147,14 @@ def test_moon_is_fedavg_without_the_contrast() -> None:
 
 
 BETAS = {"beta_1": 0.8, "beta_2": 0.95}
-KINDS = {
+KINDS: dict[str, tuple[Any, dict[str, float]]] = {
     "adam": (flower.FedAdam, BETAS),
     "yogi": (flower.FedYogi, BETAS),
     "adagrad": (flower.FedAdagrad, {}),
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", one_fast(KINDS, "yogi"))
 def test_fedopt_is_flowers_own_strategy_on_the_same_clients(name: str) -> None:
     kind, betas = KINDS[name]
     words = {"server_optimiser": name, "server_learning_rate": 0.02, "tau": 0.01} | BETAS
@@ -163,7 +163,7 @@ def test_fedopt_is_flowers_own_strategy_on_the_same_clients(name: str) -> None:
     method: Any = method_of(of)
     first = method.build_strategy(of, None).first_arrays()
     grid = InProcessGrid(client_app(of, None), num_supernodes=4)
-    own = kind(eta=0.02, tau=0.01, min_train_nodes=4, min_evaluate_nodes=4, **betas)  # type: ignore[arg-type]
+    own = kind(eta=0.02, tau=0.01, min_train_nodes=4, min_evaluate_nodes=4, **betas)
     wanted = own.start(grid, first, ROUNDS).arrays
     for key, value in found.items():
         assert value.dtype == np.float32
