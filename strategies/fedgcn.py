@@ -105,6 +105,7 @@ class FedGCNConfig(ModuleRunConfig):
 
     networks = (GCN_NAME,)
     takes_edge_weights = False
+    judges_all = False  # kept models take a whole graph, not the sums
     app: str = APP
     strategy: FedGCNSection = section(FedGCNSection)
 
@@ -532,6 +533,7 @@ class FedGCNMethod(ModuleMethod[FedGCNConfig]):
     strategy_class, client_class = FedGCN, FedGCNClient
     keeps_cut = True
     tables = ("fedgcn",)
+    attacks = "flower_graph.strategies.fedgcn_attack:SumsAudit"
 
     def module(self, config: FedGCNConfig, features: int, classes: int) -> Callable[[], nn.Module]:
         how = config.model

@@ -10,6 +10,8 @@ from federation import METHODS, Done, at
 from torch import Tensor
 
 import flower_graph as fg
+from flower_graph.apps.cli.audit import audit_run
+from flower_graph.audit.attacks import guess_variance
 from flower_graph.config.common import RunConfig
 from flower_graph.data.graph import ClientGraph, Graph, cut_out
 from flower_graph.data.sources.datasets import cached_data
@@ -154,6 +156,13 @@ def test_who_stops_two_sums_is_in_none_and_adds_its_own_part(
     places = near.touched[known]
     places = places[places < near.n]
     torch.testing.assert_close(placed.x[places], wanted[places], rtol=0, atol=4 * STEP)
+
+
+def test_a_neighbours_client_reads_features_and_the_server_reads_none() -> None:
+    wide = ("data.num_features=60", "data.nodes=60", "rounds=2")
+    (client, server), _ = audit_run(SETUP.load(*wide))
+    assert client.success > 0.85
+    assert abs(server.success - 0.5) < 4 * guess_variance(server) ** 0.5
 
 
 def test_numbers_beyond_the_limit_leave_a_client_out(
