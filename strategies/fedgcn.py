@@ -91,6 +91,7 @@ class FedGCNSection(TrainingSection):
 
     name: str = setting(APP, choice(APP), help="what server and clients do")
     local_epochs: int = 3
+    weight_decay: float = 0.0  # by validation: docs/results/fedgcn
     hops: int = setting(2, Rule("0, 1 or 2", lambda hops: 0 <= hops <= 2, ("0", "1", "2")))
     """0: no edge to another client's node; 1: the sums of own nodes; 2: of their neighbours too"""
     least_holders: int = setting(LEAST_HOLDERS, at_least(LEAST_HOLDERS))
