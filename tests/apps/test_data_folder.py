@@ -53,6 +53,7 @@ RUNS: dict[str, tuple[str, list[str], int, list[str]]] = {
     "fedgls, true edges": ("fedgls", [], 4, ["--true-edges"]),
     "fedgls, fed-gnn": ("fedgls", ["strategy.name=fed-gnn"], 4, ["--true-edges"]),
     "fedgls, fedproto": ("fedgls", ["strategy.name=fedproto"], 4, []),
+    "fedgcn": ("fedgcn", ["partition.method=random"], 4, []),
     "ppfl": ("gat", [], 4, []),
     "ppfl, deepwalk": ("deepwalk", [], 2, []),
 }
