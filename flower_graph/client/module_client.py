@@ -155,7 +155,10 @@ class ModuleClient(NumPyClient):
         """Prepare a client before it trains or measures; by default nothing."""
 
     def begin(self, learner: Learner, server_round: int) -> None:
-        """Prepare a client, or several as a group, before its first step; by default nothing."""
+        """Prepare a client, or several as a group, before its first step; by default nothing.
+
+        Round 0 is the step that shows whether clients can be grouped.
+        """
 
     def finish(self, learner: Learner) -> None:
         """Change a client, or several as a group, after its last step; by default nothing."""

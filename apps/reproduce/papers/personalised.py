@@ -8,6 +8,20 @@ from flower_graph.apps.reproduce import table as t
 LOCAL, NO_MASKS = "local training", "FED-PUB, no masks"
 DECAYS = [[f"strategy.weight_decay={decay}"] for decay in ("0", "5e-4", "5e-3")]
 WEIGHTS = (0.01, 0.1, 1, 10)
+STEPS = [
+    f"server_learning_rate={eta} strategy.tau={tau}"
+    for eta, tau in ((0.03, 1e-3), (0.01, 1e-3), (0.1, 1e-3), (0.1, 1e-2))
+]
+
+
+def quick(*own: str) -> dict[str, Any]:
+    """Try settings of a method's own without weight decay, and on one seed, to have fewer runs."""
+    return {
+        "tries": [[*DECAYS[0], *f"strategy.{one}".split()] for one in own],
+        "choosers": (10,),
+    }
+
+
 METHODS: dict[str, dict[str, Any]] = {  # the first four are FedGLS's baselines
     LOCAL: {"settings": ["strategy.name=local-gnn-knn", "graph.graphless_ratio=0"]},
     "FedAvg": {"settings": ["strategy.name=fed-gnn", "graph.graphless_ratio=0"]},
@@ -28,6 +42,13 @@ METHODS: dict[str, dict[str, Any]] = {  # the first four are FedGLS's baselines
         "tries": [[*one, f"strategy.pull={mu}"] for one in DECAYS for mu in WEIGHTS],
     },
     "FedProto (app)": {"config": "fedproto/{data}"},
+    "SCAFFOLD": {
+        "config": "scaffold/{data}",
+        "settings": ["strategy.optimiser=reset"],
+        **quick("learning_rate=0.5", "learning_rate=0.2", "learning_rate=1"),
+    },
+    "MOON": {"config": "moon/{data}", **quick("contrast=1", "contrast=0.1", "contrast=5")},
+    "FedOpt": {"config": "fedopt/{data}", **quick(*STEPS)},
     **t.BASELINES,
 }
 # PubMed's own values are so small that the weight of FED-PUB's masks outweighs what they tell, and
@@ -41,6 +62,7 @@ MODEL = [
 LOUVAIN = ["partition.method=louvain", "partition.every_node=true"]
 OVERLAPPING = ["partition.method=metis-overlapping"]
 APPS = ["local (app)", "FedAvg (app)", "FedProx", "Ditto", "FedProto (app)"]
+APPS += ["SCAFFOLD", "MOON", "FedOpt"]
 GTA = ["FedAvg", "FedGTA", "FED-PUB"]
 LINE = t.Line(
     table="",
@@ -62,7 +84,7 @@ def lines(table: str, methods: list[str], cut: list[str]) -> list[t.Line]:
         t.gain(LOCAL, *GTA, NO_MASKS),
         t.gain(t.REGRESSION, LOCAL, *GTA, name="gain-over-regression"),
         t.gain(NO_MASKS, "FED-PUB", name="gain-of-masks"),
-        t.gain("FedAvg (app)", "FedProx", "Ditto"),
+        t.gain("FedAvg (app)", "FedProx", "Ditto", *APPS[5:]),
         t.gain("local (app)", *APPS[1:]),
     ]
     ours = {name: METHODS[name] for name in methods}
