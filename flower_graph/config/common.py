@@ -397,7 +397,7 @@ class RunConfig:
             words = f"one of {', '.join(allowed)} with task={task}"
             require(name in allowed, "metrics", name, words)
         asks = ALL in self.evaluate
-        words = f"[{OWN}], but for clients that train modules to tell classes of {NODES}"
+        words = f"[{OWN}] here: {ALL} is for clients that train a module to tell classes of {NODES}"
         self.need(self.judges_all or not asks, "evaluate", words)
         why = "the models that are saved are judged; set save=all"
         self.clash(asks and self.save != ALL, "evaluate", "save", why)

@@ -1,10 +1,7 @@
-"""Judges the models that a simulation leaves: on each client's own test nodes, and on all clients'.
-
-It needs the data of all clients, and the models that they keep.
-"""
+"""Judges the models that a simulation leaves: on each client's own test nodes, and on all."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,10 +31,8 @@ class Judgement(NamedTuple):
 
     def to_result(self, rounds: Sequence[int]) -> dict[str, object]:
         """Return the means over clients, and the rounds that the models are of."""
-        means = {
-            name: float(one[known].mean()) if (known := np.isfinite(one)).any() else math.nan
-            for name, one in ((OWN, self.own), (ALL, self.all))
-        }
+        known = {OWN: self.own[np.isfinite(self.own)], ALL: self.all[np.isfinite(self.all)]}
+        means = {name: one.mean().item() if one.size else math.nan for name, one in known.items()}
         return {"rounds": [*rounds], **means}
 
 
@@ -89,14 +84,8 @@ def judge_run(
     if common is not None:
         result[COMMON_MODEL] = judge_common(common, graphs).to_result([last])
     if len(rounds) == 1:  # else a line does not say whether its client keeps that round
-        clients = (graph.client for graph in graphs)
-        _write_column(out / CLIENTS, rounds[0], dict(zip(clients, kept.all.tolist(), strict=True)))
+        table = read_table(out / CLIENTS, ["client", "round"])
+        values = {str(g.client): one for g, one in zip(graphs, kept.all.tolist(), strict=True)}
+        cells = table["client"].map(values).where(table["round"] == str(rounds[0]))
+        write_table(out / CLIENTS, table.assign(**{COLUMN: cells}))
     return result
-
-
-def _write_column(path: Path, kept: int, values: Mapping[int, float]) -> None:
-    table = read_table(path, ["client", "round"])
-    known = {str(one): value for one, value in values.items() if math.isfinite(value)}
-    cells = table["client"].map(known).astype(object)
-    table[COLUMN] = cells.where(table["round"] == str(kept), "").fillna("")
-    write_table(path, table)
