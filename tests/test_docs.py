@@ -239,7 +239,7 @@ def test_every_figure_stands_in_a_table_of_its_section() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["nfedgnn", "ppfl", "fedscem", "fedgls", "personalised", "fedgcn", "links"]
+    "method", ["nfedgnn", "ppfl", "fedscem", "fedgls", "personalised", "fedgcn", "mixed", "links"]
 )
 def test_figures_and_chances_of_a_method_s_page_stand_in_its_table(method: str) -> None:
     folder = FOUND.parent / method

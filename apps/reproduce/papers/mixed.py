@@ -1,15 +1,21 @@
 """FedProto and local training where clients have different networks, beside one network for all."""
 
 from dataclasses import replace
+from typing import Any
 
 from flower_graph.apps.reproduce import table as t
 
 LOCAL, PROTO = "local training", "FedProto"
 MIXED = "mixed"  # a third of the clients has each of the others
 NETWORKS = {"GCN": "gcn", "SAGE": "sage", "MLP": "mlp", MIXED: "[gcn,sage,mlp]"}
-METHODS = {
+DECAYS = [["strategy.weight_decay=0"], ["strategy.weight_decay=5e-3"]]
+METHODS: dict[str, dict[str, Any]] = {
     LOCAL: {"config": "local/{data}"},
-    PROTO: {"config": "fedproto/{data}"},
+    # Its own setting is 1 where it is not named
+    PROTO: {
+        "config": "fedproto/{data}",
+        "tries": [*DECAYS, *([*DECAYS[1], f"strategy.prototype_weight={w}"] for w in (0.1, 10))],
+    },
 }
 LINE = t.Line(
     table="Louvain communities",
@@ -25,7 +31,7 @@ LINE = t.Line(
     seeds=(0, 1, 2),
     rounds=150,
     figures=[*t.PLAIN, *t.SPENT],
-    tries=[[f"strategy.weight_decay={decay}"] for decay in ("0", "5e-3")],
+    tries=DECAYS,
     choosers=(10,),
 )
 GAINS = [
