@@ -42,7 +42,15 @@ from torch.nn import functional
 
 from flower_graph.client.state import CohortState, Tensors, places_of
 from flower_graph.config.common import RunConfig, StrategySection, checkpoint_settings
-from flower_graph.config.rules import ABOVE_ZERO, BELOW_ONE, NOT_NEGATIVE, SHARE, at_least, choice
+from flower_graph.config.rules import (
+    ABOVE_ZERO,
+    BELOW_ONE,
+    FINITE,
+    NOT_NEGATIVE,
+    SHARE,
+    at_least,
+    choice,
+)
 from flower_graph.config.schema import section, setting
 from flower_graph.data.description import NewGraph, check_rows, server_graph
 from flower_graph.data.folders import party
@@ -147,8 +155,12 @@ class LPGNNSection(StrategySection):
 
     name: str = setting(APP, choice(APP), help="what server and clients do")
     participation: float = setting(1.0, SHARE, help="share of the users that a round counts")
-    low: float = setting(0.0, help="the least that a feature is; what is less is sent as this")
-    high: float = setting(1.0, help="the most that a feature is; what is more is sent as this")
+    low: float = setting(
+        0.0, FINITE, help="the least that a feature is; what is less is sent as this"
+    )
+    high: float = setting(
+        1.0, FINITE, help="the most that a feature is; what is more is sent as this"
+    )
     sampled: int | None = setting(None, at_least(1))
     """features that a user sends under noise, m; null: as many as make the estimate vary least"""
     hops: int = setting(8, at_least(0), help="steps of KProp over features, K")
@@ -186,7 +198,7 @@ class LPGNNConfig(RunConfig):
     def validate(self) -> None:
         super().validate()
         how, budget = self.strategy, self.privacy.epsilon
-        self.need(how.low < how.high < math.inf, "strategy.high", "above strategy.low")
+        self.need(how.low < how.high, "strategy.high", "above strategy.low")
         good = how.label_epsilon is None or (budget is not None and how.label_epsilon < budget)
         self.need(good, "strategy.label_epsilon", "null, or less than privacy.epsilon")
         self.check_averages((), noised=(APP,))

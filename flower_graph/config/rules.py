@@ -53,6 +53,7 @@ def at_least(least: int) -> Rule:
 
 
 ABOVE_ZERO = Rule("above 0 and finite", lambda value: 0 < value < math.inf)
+FINITE = Rule("finite", math.isfinite)
 NOT_NEGATIVE = Rule("at least 0 and finite", lambda value: 0 <= value < math.inf)
 # What PyTorch's generators take
 SEED = Rule("at least 0 and below 2^63", lambda value: 0 <= value < 2**63)

@@ -13,7 +13,7 @@ from averaging_helpers import Simple
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.config.common import PrivacyConfig
+from flower_graph.config.common import PrivacyConfig, RunConfig
 from flower_graph.errors import ConfigError, RefusedError
 from flower_graph.flower_compat import NumPyClient, identify
 from flower_graph.privacy.noise import (
@@ -59,10 +59,11 @@ def test_the_noise_is_the_least_within_the_budget(epsilon: float, rounds: int) -
 
 
 def test_what_is_reported_adds_up_to_the_budget() -> None:
-    found, so_far = spent(BUDGET, 10), list[float]()
+    config, so_far = RunConfig(rounds=10, privacy=BUDGET), list[float]()
+    found = spent(config)
     for last in range(1, 11):
         report: Any = SimpleNamespace(round=last)
-        note_privacy(SimpleNamespace(privacy=BUDGET, rounds=10), report)  # type: ignore[arg-type]
+        note_privacy(config, report)
         so_far.append(report.privacy["epsilon"])
     assert so_far == sorted(set(so_far)) and 7.99 < so_far[-1] <= 8
     assert (so_far[0], so_far[-1]) == (found["epsilon-of-a-round"], found["epsilon"])
@@ -72,7 +73,7 @@ def test_what_is_reported_adds_up_to_the_budget() -> None:
     assert (found["delta"], found["noise"]) == (1e-5, 2 * 3.0 * multiplier)
     assert "not-covered" not in found
     open_ = PrivacyConfig(epsilon=8.0, measurements="report")
-    assert "accuracies" in str(spent(open_, 10)["not-covered"])
+    assert "accuracies" in str(spent(RunConfig(rounds=10, privacy=open_))["not-covered"])
 
 
 def test_a_budget_that_cannot_be_proven(monkeypatch: pytest.MonkeyPatch) -> None:

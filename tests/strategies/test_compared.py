@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import flwr.serverapp.strategy as flower
 import numpy as np
 import pytest
 import torch
 from federation import METHODS, one_fast, run_rounds
+from flwr.serverapp import strategy as flower
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
