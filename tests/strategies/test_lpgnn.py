@@ -14,13 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import client_app
 from flower_graph.config.common import RunConfig
+from flower_graph.data.folders.party import server_folder
 from flower_graph.errors import ConfigError, RefusedError
 from flower_graph.method.registry import method_of
 from flower_graph.ops.graph import Adjacency
 from flower_graph.privacy.noise import fresh_chances
 from flower_graph.records.rounds import RoundReport
+from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.lpgnn import (
     Encoder,
     FeatureRequest,
@@ -51,19 +54,8 @@ def test_the_encoder_by_hand() -> None:
     assert signs.tolist() == [[1, -1], [-1, 1]] and signs.dtype == torch.int8
     torch.testing.assert_close(encoder.rectify(signs), signs / k + 1)  # d (high - low) / 2m = 1
     assert torch.equal(Encoder(None, 0.0, 2.0).encode(x, fresh_chances), x.clamp(0, 2))
-
-
-def test_as_many_features_as_the_paper_says() -> None:
-    assert [Encoder(one).of(1433)[0] for one in (0.01, 1, 2.17, 2.18, 8, 1e6)] == [
-        1,
-        1,
-        1,
-        1,
-        3,
-        1433,
-    ]
-    assert Encoder(1.0, sampled=5).of(1433)[0] == 5
-    assert Encoder(1e6).of(2)[1] == 1  # nothing overflows
+    assert [Encoder(one).of(99)[0] for one in (0.01, 2.17, 4.36, 8, 1e6)] == [1, 1, 2, 3, 99]
+    assert Encoder(1.0, sampled=5).of(99)[0] == 5 and Encoder(1e6).of(2)[1] == 1
 
 
 def test_the_estimate_has_no_bias() -> None:
@@ -172,15 +164,20 @@ def test_random_features_have_nothing_of_the_true_ones() -> None:
     assert abs(rows[0].mean() - 0.5) < 0.05
 
 
-def test_settings_that_do_not_fit_are_refused() -> None:
-    for words in ("strategy.low=2", "strategy.label_epsilon=2 privacy.epsilon=2"):
-        with pytest.raises(ConfigError, match=r"strategy\.(high|label_epsilon)"):
-            SMALL.load(*words.split())
-    for words in ("strategy.label_epsilon=2", "privacy.epsilon=1 privacy.form=central"):
-        with pytest.raises(ConfigError, match=r"strategy\.label_epsilon|privacy\.form"):
-            SMALL.load(*words.split())
-    with pytest.raises(ConfigError, match="checkpoint_every"):
-        SMALL.load("privacy.epsilon=1", "checkpoint_every=1")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "strategy.low=2 strategy.high",
+        "privacy.epsilon=2 strategy.label_epsilon=2 strategy.label_epsilon",
+        "strategy.label_epsilon=2 strategy.label_epsilon",
+        "privacy.epsilon=1 privacy.form=central privacy.form",
+        "privacy.epsilon=1 checkpoint_every=1 checkpoint_every",
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(words: str) -> None:
+    *settings, key = words.split()
+    with pytest.raises(ConfigError, match=key):
+        SMALL.load(*settings)
 
 
 # The server --------------------------------------------------------------------------------------
@@ -282,3 +279,21 @@ def test_the_budget_is_that_of_what_is_sent_once(tmp_path: Path) -> None:
     done = SMALL.run(tmp_path / "o", *NOISE)
     assert done.result["privacy"] == {"epsilon": 2.0, "delta": 0.0, "form": "local"}
     assert {*map(str, (one.privacy for one in done.reports))} == {"{'epsilon': 2.0, 'delta': 0.0}"}
+
+
+def test_from_data_folders_it_is_the_same(tmp_path: Path) -> None:
+    words = [SMALL.config, *SMALL.overrides, "--supernodes", "3", "--out", str(tmp_path / "parts")]
+    assert main(["partition", *words]) == 0
+    folders = sorted((tmp_path / "parts").glob("clients-*"))
+    own = [{"data-folder": str(folder)} for folder in folders]
+    drop = ("privacy.epsilon=2000", "strategy.label_epsilon=1000")  # labels as they are
+    for more in ((), drop):
+        config, reports = SMALL.load("rounds=2", *more), list[RoundReport]()
+        grid = InProcessGrid(client_app(config, None), num_supernodes=3, node_config=own)
+        folder = server_folder(config, str(tmp_path / "parts" / "server"))
+        strategy = method_of(config).build_strategy(config, None, folder)
+        strategy.start(grid, num_rounds=2, on_round=reports.append)
+        whole = SMALL.run(tmp_path / f"whole{len(more)}", "rounds=2", *more).reports
+        if not more:
+            assert [one.loss for one in reports] == [one.loss for one in whole]
+        assert reports[-1].answered == 90 and 0 <= reports[-1].val_accuracy <= 1
