@@ -26,7 +26,7 @@ FORMS = {
     "summed": "strategy.share=summed",
     "masked": "strategy.share=summed strategy.aggregation=masked",
 }
-WHO = ("fedavg", "fedprox", "local", "ditto", "fedgta", "fedpub", *FORMS)
+WHO = ("fedavg", "fedprox", "fedopt", "scaffold", "local", "ditto", "fedgta", "fedpub", *FORMS)
 TRIED = [(name, decoder) for name in WHO for decoder in ("dot", "mlp")]
 FAST, SLOW = (), (pytest.mark.slow,)
 MARKS = {("fedavg", "mlp"): FAST, ("own", "mlp"): SLOW, ("summed", "dot"): FAST}
@@ -58,6 +58,7 @@ def test_every_method_learns_links_by_either_decoder(
     else:
         small = [one for one in setup.overrides if not one.startswith(("data.", "rounds"))]
         setup, words = replace(setup, supernodes=2), [*small, *words, *CUT.split()]
+        words += ["strategy.learning_rate=0.5"] * (name == "scaffold")  # of SGD
     setup = replace(setup, overrides=tuple(words))
     done = setup.run(tmp_path / "run", state_dir=None)
     run, report, known = (

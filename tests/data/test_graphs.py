@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation import METHODS, Setup
+from federation import COMPARED, METHODS, Setup
 from hypothesis import given
 from hypothesis import strategies as st
 from own_graphs import valued
@@ -502,7 +502,7 @@ def test_links_are_passed_over_with_their_weights():
 
 EACH = [
     pytest.param(name, marks=() if name == "fedavg" else pytest.mark.slow)
-    for name in ("fedavg", "fedprox", "local", "ditto", "fedproto", "fedgta", "fedpub")
+    for name in (*COMPARED, "fedgta", "fedpub")
 ]
 
 
