@@ -54,6 +54,8 @@ def learning(name: str, saved: Path, *more: str) -> Setup:
     small = [one for one in METHODS[name].overrides if not one.startswith("data.")]
     words = ("task=values", "metrics=[mse,mae]", "partition.method=metis", f"data.name={saved}")
     split = "partition.ratios=[0.5,0.25,0.25]"
+    if name == "fedopt":  # as shipped it needs more rounds
+        more = (*more, "strategy.server_learning_rate=0.03")
     return replace(
         METHODS[name],
         overrides=(*small, "data.split=auto", "data.features=standardise", *words, split, *more),
