@@ -90,8 +90,9 @@ _WHOLE: dict[Any, Done] = {}
 _FOLDER = tempfile.TemporaryDirectory(prefix="whole-")
 # Each client is answered with a model of its own
 PERSONAL = ("fedgta", "fedpub")
-# Each is Ditto, or FedAvg's half of it, with less or a term more: CI has Ditto and FedProto
-ALIKE = ("fedavg", "fedprox", "local", "moon")
+# Each takes paths that another one takes, too: CI has FedProto (entries that stay at clients), FedGTA
+# (a model for each client) and FedOpt (a server with a state)
+ALIKE = ("fedavg", "fedprox", "local", "moon", "ditto", "fedpub", "scaffold")
 FINAL = {"fedscem": "train.sum_unmask", "fedgls": "evaluate"}
 FINAL |= dict.fromkeys((*PERSONAL, *COMPARED, "fedgcn"), "evaluate")
 # One SuperNode for each client, and enough of them that a sum can do without one

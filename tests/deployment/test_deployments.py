@@ -201,11 +201,9 @@ def deployment(link: Loopback) -> Iterator[Loopback]:
 # Runs ---------------------------------------------------------------------------------------------
 
 
-RELEASED = [pytest.param(name, marks=pytest.mark.release) for name in ("fedscem", "ppfl")]
-
-
 # FedGLS, nFedGNN and FedSCem: below, while something dies or lies
-@pytest.mark.parametrize("app", ["fedgta", *RELEASED])
+@pytest.mark.release
+@pytest.mark.parametrize("app", ["fedgta", "fedscem", "ppfl"])
 def test_each_method_gives_what_the_simulation_gives(
     deployment: Loopback, keys: list[Path], tmp_path: Path, app: str
 ) -> None:
