@@ -90,8 +90,8 @@ _WHOLE: dict[Any, Done] = {}
 _FOLDER = tempfile.TemporaryDirectory(prefix="whole-")
 # Each client is answered with a model of its own
 PERSONAL = ("fedgta", "fedpub")
-# Each takes paths that another one takes, too: CI has FedProto (entries that stay at clients), FedGTA
-# (a model for each client) and FedOpt (a server with a state)
+# Each takes paths that another one takes, too: CI has FedProto (entries that stay at clients),
+# FedGTA (a model for each client) and FedOpt (a server with a state)
 ALIKE = ("fedavg", "fedprox", "local", "moon", "ditto", "fedpub", "scaffold")
 FINAL = {"fedscem": "train.sum_unmask", "fedgls": "evaluate"}
 FINAL |= dict.fromkeys((*PERSONAL, *COMPARED, "fedgcn"), "evaluate")

@@ -104,12 +104,11 @@ CONFIGS = [name for name in list_configs() if name.endswith("/own-graph")]
 # Of methods that cut and train as FedGLS does: one graph of each kind says what all do
 FEW = [f"{name}/own-graph" for name in (*PERSONAL, *COMPARED)]
 SOME = ("counts", "no features")
-RELEASED = [f"{name}/own-graph" for name in COMPARED]
 CASES = [
     pytest.param(
         config,
         name,
-        marks=pytest.mark.slow if name in SOME and config not in RELEASED else pytest.mark.release,
+        marks=pytest.mark.slow if name in SOME and config not in FEW else pytest.mark.release,
     )
     for config in CONFIGS
     for name in (SOME if config in FEW else GRAPHS)
