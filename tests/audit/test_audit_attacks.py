@@ -45,14 +45,17 @@ HOLDS, COMMON = "holds which node, from the alignment", "common, from the alignm
     ("app", "overrides", "shown", "hidden"),
     [
         ("fedscem", [PLAIN], {COUNTS: 1.0, ROWS: 0.9, HOLDS: 0.5}, []),
-        ("fedscem", [], {COMMON: 0.5}, [COUNTS, ROWS]),
+        pytest.param("fedscem", [], {COMMON: 0.5}, [COUNTS, ROWS], marks=SLOW),
         pytest.param("fedscem", [OPEN, PLAIN], {HOLDS: 1.0, COMMON: 1.0}, [], marks=SLOW),
         ("fedgls", [], {"which features": 1.0}, []),
         pytest.param("fedgls", NOISE, {}, ["which features"], marks=SLOW),
         # The third attack on PPFL-GNN has 35 private nodes here, too few to tell a weak success
         ("ppfl", [], {"have an edge": 0.8, "has a private one": 0.65}, []),
         pytest.param("ppfl", NOISE, {}, ["have an edge", "has a private one"], marks=SLOW),
-        ("ppfl", ["strategy.alignment=secure"], {"whose a private node is": 0.5}, []),
+        pytest.param(
+            *("ppfl", ["strategy.alignment=secure"], {"whose a private node is": 0.5}, []),
+            marks=SLOW,
+        ),
     ],
 )
 def test_what_an_attack_finds_and_what_hides_it(
