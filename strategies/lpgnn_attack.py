@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from flower_graph.audit import attacks, suite
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.strategies.lpgnn import FeatureRequest, LPGNNConfig
@@ -32,7 +30,6 @@ class FeatureAudit(attacks.Audit[LPGNNConfig]):
         self, config: LPGNNConfig, seen: attacks.Seen, method: object
     ) -> list[attacks.Finding]:
         x, rng = cached_data(config).x.to_dense().numpy(), attacks.audit_rng(config)
-        having = np.flatnonzero((x != 0).any(1))
-        drawn = rng.choice(having, min(USERS, having.size), replace=False).tolist()
+        drawn = attacks.users_drawn(x, USERS, rng)
         rows = {user: seen[SENT][user][0].astype(float) for user in drawn}
         return suite.features_found({"from what was sent": rows}, x != 0, rng)

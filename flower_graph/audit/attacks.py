@@ -195,6 +195,13 @@ def audit_rng(config: RunConfig) -> np.random.Generator:
     return np.random.default_rng(derive_seed(config.seed, "audit"))
 
 
+def users_drawn(x: NDArray[np.generic], count: int, rng: np.random.Generator) -> list[int]:
+    """Draw at most ``count`` of the users that have a feature in ``x``, ``[n, f]``."""
+    having = np.flatnonzero((x != 0).any(1))
+    drawn: list[int] = rng.choice(having, min(count, having.size), replace=False).tolist()
+    return drawn
+
+
 # Report -----------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
@@ -27,6 +27,19 @@ class Epoch:
     cross_entropy: float
     val_accuracy: float
     test_accuracy: float
+
+
+def train_epochs(rounds: int, patience: int, train: Callable[[int], Epoch]) -> list[Epoch]:
+    """Train epoch after epoch, at most ``rounds``, and end where a run with ``patience`` would.
+
+    ``train`` gets the number of an epoch, from 1 on. A patience of 0 ends nothing.
+    """
+    epochs, best, highest = list[Epoch](), 0, -1.0
+    while len(epochs) < rounds and not (patience and len(epochs) >= best + patience):
+        epochs.append(train(len(epochs) + 1))
+        if epochs[-1].val_accuracy > highest:
+            best, highest = len(epochs), epochs[-1].val_accuracy
+    return epochs
 
 
 @dataclass

@@ -82,8 +82,7 @@ class RelayAudit(attacks.Audit[NFedGNNConfig]):
         self, config: NFedGNNConfig, seen: attacks.Seen, method: object
     ) -> list[attacks.Finding]:
         x, rng = cached_data(config).x.to_dense().numpy(), attacks.audit_rng(config)
-        having = np.flatnonzero((x != 0).any(1))
-        drawn = rng.choice(having, min(USERS, having.size), replace=False).tolist()
+        drawn = attacks.users_drawn(x, USERS, rng)
         ((layer,),), steps = seen.of(LAYER), seen[STEPS]
         rounds = suite.joined(steps, len(x))
         if config.strategy.share == SUMMED:

@@ -38,7 +38,7 @@ from flower_graph.models import CentralModel, SplitModel, build_server_model
 from flower_graph.ops.adam import Adam
 from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.noise import PrivateRows, client_noise
-from flower_graph.records.rounds import Epoch
+from flower_graph.records.rounds import Epoch, train_epochs
 from flower_graph.rng import seeded
 from flower_graph.storage.files import DATA_FOLDER, PARTITION, PARTITIONS
 from flower_graph.strategies.nfedgnn.client import CommonLayerClient, NodeClient, UsersClient
@@ -270,10 +270,8 @@ def train_centralised(config: NFedGNNConfig) -> list[Epoch]:
     optimizer = Adam(network.parameters(), lr=step.learning_rate, weight_decay=step.weight_decay)
     x, edges, y = (tensor.to(device) for tensor in (data.x, data.edge_index, data.y))
     train, *measured = (getattr(data, part).to(device) for part in PARTS)
-    epochs, best = list[Epoch](), 0  # the best epoch
-    for number in range(1, config.rounds + 1):
-        if config.patience and number > best + config.patience:
-            break  # as a run ends
+
+    def epoch(number: int) -> Epoch:
         network.train()
         with seeded(device, config.seed, "centralised-dropout", number):
             logits = network(x, edges)
@@ -285,9 +283,9 @@ def train_centralised(config: NFedGNNConfig) -> list[Epoch]:
         with torch.no_grad():
             right = network(x, edges).argmax(1) == y
         val, test = (int(right[mask].sum()) / int(mask.sum()) for mask in measured)
-        epochs.append(Epoch(loss.item(), val, test))
-        best = number if val > max((one.val_accuracy for one in epochs[:-1]), default=-1) else best
-    return epochs
+        return Epoch(loss.item(), val, test)
+
+    return train_epochs(config.rounds, config.patience, epoch)
 
 
 def propagate_labels(config: NFedGNNConfig) -> list[Epoch]:

@@ -16,7 +16,7 @@ from flower_graph.data.sources.datasets import cached_data
 from flower_graph.method.registry import method_of
 from flower_graph.models import GCN
 from flower_graph.ops.adam import Adam
-from flower_graph.records.rounds import Epoch
+from flower_graph.records.rounds import Epoch, train_epochs
 from flower_graph.rng import seeded
 from flower_graph.strategies.fedgcn import FedGCNConfig
 
@@ -91,11 +91,12 @@ def train_in_one_place(config: FedGCNConfig) -> list[Epoch]:
     with seeded(torch.device("cpu"), config.seed, "module"):
         model = GCN(whole.x.shape[1], config.model.hidden, whole.num_classes, config.model.dropout)
     adam = Adam(model.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay)
-    x, epochs, best = whole.x.to_dense(), list[Epoch](), 0
-    while len(epochs) < config.rounds and len(epochs) - best < (config.patience or config.rounds):
+    x = whole.x.to_dense()
+
+    def epoch(number: int) -> Epoch:
         model.train()
         for step in range(how.local_epochs):
-            with seeded(torch.device("cpu"), config.seed, "one-place", len(epochs), step):
+            with seeded(torch.device("cpu"), config.seed, "one-place", number - 1, step):
                 loss = functional.cross_entropy(model(x, whole.edge_index)[train], whole.y[train])
             adam.zero_grad()
             loss.backward()
@@ -103,10 +104,9 @@ def train_in_one_place(config: FedGCNConfig) -> list[Epoch]:
         model.eval()
         with torch.no_grad():
             right = model(x, whole.edge_index).argmax(1) == whole.y
-        val, test = mean_over_clients(right, graphs)
-        best = len(epochs) + 1 if val > max((e.val_accuracy for e in epochs), default=-1) else best
-        epochs.append(Epoch(loss.item(), val, test))
-    return epochs
+        return Epoch(loss.item(), *mean_over_clients(right, graphs))
+
+    return train_epochs(config.rounds, config.patience, epoch)
 
 
 def propagate_in_one_place(config: FedGCNConfig) -> list[Epoch]:
